@@ -55,6 +55,23 @@ def test_half_precision_without_loss_scaling_is_refused_for_training_alone() -> 
     assert notes_of({"actor_infer.model_args.dtype": "fp16"}) == []
 
 
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"device": "cpu"}, "CPUs do not multiply it"),
+        (
+            {f"actor_infer.{PARTS}.launch": True, "actor_infer.strategy_args.strategy_name": "vllm"},
+            "an option of the native engine",
+        ),
+    ],
+)
+@pytest.mark.parametrize("name", ["dtype", "kv_cache_dtype"])
+def test_8_bits_are_refused_where_engines_do_not_have_them(name: str, changes: dict[str, Any], reason: str) -> None:
+    message = only_problem(None, {f"actor_infer.model_args.{name}": "fp8", **changes})
+    assert f"actor_infer.model_args.{name} = 'fp8'" in message and reason in message
+    assert notes_of({f"actor_infer.model_args.{name}": "fp8"}) == []
+
+
 SAMPLING = "actor_infer.generating_args"
 SGLANG = {"actor_infer.strategy_args.strategy_name": "sglang", f"actor_infer.{PARTS}.url": "http://127.0.0.1:8000"}
 

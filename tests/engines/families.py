@@ -75,8 +75,9 @@ FAST: dict[str, dict[str, Any]] = {
     "granitemoe": LOCAL_EXPERTS,
     "glm4_moe": {**EXPERTS, "n_routed_experts": 4, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1},
     "minimax_m2": LOCAL_EXPERTS,
+    "deepseek_v3": {**LATENT, "n_group": 4, "topk_group": 2},
 }
-"""Families that share a forward pass among sequences on a CPU."""
+"""Families that share a forward pass among sequences."""
 SLOW: dict[str, dict[str, Any]] = {
     "bloom": {"n_layer": 2, "n_head": 4},
     "falcon": {"new_decoder_architecture": True, "num_kv_heads": 2},
@@ -84,7 +85,6 @@ SLOW: dict[str, dict[str, Any]] = {
     "mpt": {"d_model": 32, "n_heads": 4, "n_layers": 2, "expansion_ratio": 2, "max_seq_len": 64},
     "nemotron": GROUPED,
     "diffllama": GROUPED,
-    "deepseek_v3": {**LATENT, "n_group": 4, "topk_group": 2},
     "llama4_text": {
         **LOCAL_EXPERTS,
         "num_experts_per_tok": 1,
@@ -119,7 +119,9 @@ def make_family(kind: str, seed: int = 0) -> Any:
     """A model of this family in float32."""
     torch.manual_seed(seed)
     options = {**FAST, **SLOW}[kind]
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **(SHAPE | options))).eval()
+    model = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(kind, **(SHAPE | options)), attn_implementation="eager"
+    ).eval()
     with torch.no_grad():
         for name, tensor in model.named_parameters():
             if name.endswith("sinks"):

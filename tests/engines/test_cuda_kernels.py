@@ -23,6 +23,7 @@ from headway.engines.native.block_ops import (
     float_to_bits,
     sum_planes,
 )
+from headway.engines.native.quantized_products import FP8, QuantizedRows, multiply_quantized, quantize_rows
 
 pytest.importorskip("triton")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -33,7 +34,7 @@ pytestmark = [
 DEVICE = "cpu" if INTERPRETED else "cuda"
 DTYPE = torch.float32 if INTERPRETED else torch.bfloat16
 NEAR = 1e-4 if INTERPRETED else 2e-2
-SHAPES = [(4, 2, 16), (14, 2, 64), (6, 6, 96), (8, 1, 128)]
+SHAPES = [(4, 2, 8), (4, 2, 16), (14, 2, 64), (6, 6, 96), (8, 1, 128)]
 
 
 def triton_ops() -> Any:
@@ -46,6 +47,12 @@ def triton_attention() -> Any:
     from headway.engines.native import triton_attention
 
     return triton_attention
+
+
+def triton_quantize() -> Any:
+    from headway.engines.native import triton_quantize
+
+    return triton_quantize
 
 
 def random(*shape: int) -> torch.Tensor:
@@ -99,6 +106,70 @@ def test_filling(query: int, kv: int, size: int, window: int, page_tokens: int) 
     wanted = BlockOps().prefill(q.float(), exact, heads, pages, batch)
     assert close(triton_ops().prefill(q, memory, heads, pages, batch), wanted)
     assert close(triton_attention().prefill_pages(q, memory, heads, pages, batch.tiles), wanted)
+
+
+@pytest.mark.parametrize(("query", "kv", "size"), [(4, 2, 8), (8, 4, 192), (8, 4, 256)])
+@pytest.mark.parametrize(("softcap", "sinks", "window"), [(2.0, False, 0), (0.0, True, 70), (3.0, True, 0)])
+@pytest.mark.parametrize("splits", [1, 4])
+def test_soft_caps_and_sinks(
+    query: int, kv: int, size: int, softcap: float, sinks: bool, window: int, splits: int
+) -> None:
+    torch.manual_seed(size)
+    heads = HeadShape(query, kv, size, size**-0.5, window, softcap)
+    pages, rows = paged(4, 700, 64)
+    memory = (random(rows, kv, size), random(rows, kv, size))
+    exact = tuple(part.float() for part in memory)
+    sinks_H = random(query) if sinks else None
+    lanes, at = torch.tensor([3, 0, 1], device=DEVICE), torch.tensor([5, 699, 300], device=DEVICE)
+    q = random(3, query, size) * 3
+    found = triton_ops().decode(q, memory, heads, pages, lanes, at, splits, sinks_H)
+    assert close(found, BlockOps().decode(q.float(), exact, heads, pages, lanes, at, splits, sinks_H))
+    plain = BlockOps().decode(q.float(), exact, HeadShape(query, kv, size, size**-0.5, window), pages, lanes, at, 1)
+    assert not close(found, plain)
+    tiles = torch.tensor([(0, TILE_TOKENS, 2, 0), (TILE_TOKENS, 5, 2, TILE_TOKENS)], device=DEVICE)
+    ends = torch.tensor([0, TILE_TOKENS + 5], dtype=torch.int32, device=DEVICE)
+    batch = PrefillBatch(tiles, tiles[:0, 0], ends, ends, TILE_TOKENS + 5, TILE_TOKENS + 5, 1)
+    q = random(TILE_TOKENS + 5, query, size) * 3
+    wanted = BlockOps().prefill(q.float(), exact, heads, pages, batch, sinks_H)
+    assert close(triton_ops().prefill(q, memory, heads, pages, batch, sinks_H), wanted)
+
+
+def test_keys_and_values_of_8_bits() -> None:
+    torch.manual_seed(0)
+    heads = HeadShape(14, 2, 64, 0.125)
+    pages, rows = paged(2, 300, 64)
+    memory = (random(rows, 2, 64).to(FP8), random(rows, 2, 64).to(FP8))
+    lanes, at, q = torch.tensor([1, 0], device=DEVICE), torch.tensor([299, 70], device=DEVICE), random(2, 14, 64)
+    wanted = BlockOps().decode(q.float(), tuple(part.float() for part in memory), heads, pages, lanes, at, 1)
+    for splits in (1, 4):
+        assert close(triton_ops().decode(q, memory, heads, pages, lanes, at, splits), wanted)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter rounds to 8 bits in another way")
+@pytest.mark.parametrize("width", [96, 896, 5000])
+def test_rows_of_8_bits(width: int) -> None:
+    torch.manual_seed(width)
+    x, weight, delta = torch.randn(3, width, device=DEVICE), random(width), random(3, width)
+    for found, wanted in (
+        (triton_quantize().quantize_rows(random_ := random(3, width)), quantize_rows(random_.cpu())),
+        (triton_quantize().gate_and_quantize(wide := random(3, 2 * width)), BlockOps()._gate_and_quantize(wide.cpu())),
+        (
+            triton_ops().add_norm_quantized(x.clone(), delta, weight, 1e-6),
+            BlockOps().add_norm_quantized(x.cpu().clone(), delta.cpu(), weight.cpu().float(), 1e-6),
+        ),
+    ):
+        same = (found[0].cpu().view(torch.uint8) == wanted.data.view(torch.uint8)).float().mean()
+        assert float(same) > 0.97 and close(QuantizedRows(*found).restore().cpu(), wanted.restore())
+        assert close(found[1].cpu(), wanted.scale)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="a kernel of a library")
+@pytest.mark.parametrize("rows", [1, 24, 300])
+def test_products_of_8_bits(rows: int) -> None:
+    torch.manual_seed(rows)
+    x, weight, bias = random(rows, 256), random(160, 256), random(160)
+    wanted = multiply_quantized(x.cpu(), quantize_rows(weight.cpu()), bias.cpu())
+    assert close(multiply_quantized(x, quantize_rows(weight), bias).cpu(), wanted)
 
 
 @pytest.mark.skipif(INTERPRETED, reason="a kernel of a library")

@@ -9,7 +9,7 @@ import torch
 
 from headway.engines.base import Progress
 from headway.engines.native.model_cache_runner import ModelCacheRunner
-from headway.engines.native.native_core import find_slow_reason
+from headway.models.model_checks import find_attention_problem
 from headway.types import FinishReason
 
 from . import factory
@@ -36,7 +36,7 @@ async def check_family(model: Any, limit: float, **options: Any) -> None:
 @pytest.mark.parametrize("kind", FAST)
 def test_families_that_share_forward_passes_are_exact(kind: str) -> None:
     model = make_family(kind)
-    assert find_slow_reason(model, "cpu") is None
+    assert find_attention_problem(model, shorter_values=True) is None
     run(check_family(model, 1e-5))
 
 
@@ -45,7 +45,7 @@ def test_families_that_compute_each_sequence_alone_are_exact_and_say_so(
     kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = make_family(kind)
-    reason = find_slow_reason(model, "cpu")
+    reason = find_attention_problem(model, shorter_values=True)
     assert reason
     run(check_family(model, 3e-5))
     said = capsys.readouterr().err

@@ -48,7 +48,7 @@ class HashOps(BlockOps):
 
     def decode(
         self, q_BHD: Tensor, kv: KeysValues, heads: HeadShape, pages: PageTable, lanes_B: Tensor, positions_B: Tensor,
-        splits: int,
+        splits: int, sinks_H: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         rows = []
         for slot, position in zip(lanes_B.tolist(), positions_B.tolist(), strict=True):

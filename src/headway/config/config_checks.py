@@ -10,7 +10,7 @@ from pathlib import Path
 from headway.algorithm_traits import ADVANTAGE_TRAITS, LOSS_TRAITS
 from headway.config.denoising_defaults import check_denoising
 from headway.config.resolved_config import ConfigDraft, DerivedConfig, get_at_key
-from headway.config.strategies import SERVER_STRATEGIES
+from headway.config.strategies import SERVER_STRATEGIES, uses_server
 from headway.errors import ConfigError
 from headway.registry import STAGES
 
@@ -215,6 +215,23 @@ def _check_algorithm(draft: ConfigDraft) -> None:
     if config.actor_train.model_args.dtype == "fp16":
         problem = "small gradients vanish in it: there is no loss scaling, and fp32 would be trained instead"
         draft.refuse("actor_train.model_args.dtype", problem, "bf16 or fp32; actor_infer may have fp16")
+    infer = config.actor_infer
+    for name in ("dtype", "kv_cache_dtype"):
+        if getattr(infer.model_args, name) == "fp8" and (reason := _find_fp8_problem(draft)):
+            draft.refuse(f"actor_infer.model_args.{name}", reason, "bf16" if name == "dtype" else "auto")
+    if infer.model_args.kv_cache_dtype == "fp8" and infer.model_args.dtype in ("fp16", "fp32"):
+        problem = "goes with weights in bf16 or fp8"
+        draft.refuse("actor_infer.model_args.kv_cache_dtype", problem, "actor_infer.model_args.dtype: bf16")
+
+
+def _find_fp8_problem(draft: ConfigDraft) -> str | None:
+    """Return why the engines of this run have no 8 bits; None if they may."""
+    config = draft.config
+    if uses_server(config.actor_infer.strategy_args.strategy_config):
+        return "is an option of the native engine; servers quantize by their own server_args"
+    if config.denoising is not None:
+        return "engines of denoising models do not have it"
+    return "CPUs do not multiply it" if config.device == "cpu" else None
 
 
 def _check_models(draft: ConfigDraft, derived: DerivedConfig) -> None:

@@ -37,6 +37,17 @@ class ServedModelArgs(ModelArgs):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutModelArgs(ModelArgs):
+    """Which model the engines of the policy serve, and how."""
+
+    dtype: Literal["bf16", "fp16", "fp32", "fp8"] = "bf16"
+    """Type of the served weights. On a CPU it is always fp32. fp8: linear layers in 8 bits, scaled anew with every
+    version; on GPUs that multiply it, with the native engine."""
+    kv_cache_dtype: Literal["auto", "fp8"] = "auto"
+    """Type of keys and values in the native engine's cache on a GPU. fp8 takes half the memory and is less exact."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedModelArgs(ModelArgs):
     """Which model is trained, and how."""
 
@@ -243,7 +254,7 @@ class TrainingRoleConfig:
 class RolloutRoleConfig:
     """The role that generates with the policy."""
 
-    model_args: ServedModelArgs = field(default_factory=ServedModelArgs)
+    model_args: RolloutModelArgs = field(default_factory=RolloutModelArgs)
     """Which model it serves."""
     generating_args: GeneratingArgs = field(default_factory=GeneratingArgs)
     """Its sampling."""

@@ -14,6 +14,7 @@ from typing import Literal
 from headway.config import ResolvedConfig
 from headway.config.reward_model_choice import list_served_rewards
 from headway.config.strategies import uses_server
+from headway.errors import ConfigError
 from headway.launch.machine import Machine
 
 Sharing = Literal["alone", "turns", "overlap"]
@@ -190,3 +191,12 @@ def format_numbers(numbers: Sequence[int]) -> str:
         else:
             runs.append([number])
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs)
+
+
+def check_8_bits(resolved: ResolvedConfig, device: str) -> None:
+    """Raise `ConfigError` where engines are to compute in 8 bits on a CPU."""
+    served = resolved.config.actor_infer.model_args
+    for name in ("dtype", "kv_cache_dtype"):
+        if device == "cpu" and getattr(served, name) == "fp8":
+            problem = "torch sees no GPU here, and CPUs do not multiply it"
+            raise ConfigError(problem, key=f"actor_infer.model_args.{name}", value="fp8", hint="leave it out")

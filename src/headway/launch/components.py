@@ -81,7 +81,7 @@ class ComponentArgs:
         return load_config(dict(self.config))
 
     def select_engine_dtype(self, resolved: ResolvedConfig) -> Literal["float32", "bfloat16", "float16"]:
-        """Return the type that an engine computes with."""
+        """Return the type that an engine computes with, where it does so in one."""
         return "float32" if self.device == "cpu" else TORCH_DTYPES[resolved.config.actor_infer.model_args.dtype]
 
     def select_precision(self, resolved: ResolvedConfig) -> Literal["bf16", "fp32"]:

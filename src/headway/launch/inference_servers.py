@@ -49,7 +49,9 @@ TORCH_DTYPES: Mapping[str, Literal["float32", "bfloat16", "float16"]] = {
     "bf16": "bfloat16",
     "fp16": "float16",
     "fp32": "float32",
+    "fp8": "bfloat16",
 }
+"""Types of what is not in 8 bits."""
 _START_TIMEOUT_S = 600.0
 _EXIT_DELAY_S = 0.2
 """Time between the end of vLLM and the end of its process, so that pending answers still reach the controller."""

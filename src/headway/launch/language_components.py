@@ -287,6 +287,7 @@ def make_native_engine(args: ComponentArgs, name: str, end: ReceiverEnd | None =
     from headway.models.model_loading import find_end_tokens, load_tokenizer, make_architecture_factory
 
     resolved = args.load_config()
+    served = resolved.config.actor_infer.model_args
     end = end or ReceiverEnd(open_payload=memoryview, checks=resolved.config.weight_transfer.compare_served)
     return NativeEngine(
         name,
@@ -299,7 +300,8 @@ def make_native_engine(args: ComponentArgs, name: str, end: ReceiverEnd | None =
             threads=args.threads,
             seed=resolved.config.seed,
             device=args.device,
-            dtype=args.select_engine_dtype(resolved),
+            dtype="fp8" if served.dtype == "fp8" else args.select_engine_dtype(resolved),
+            kv_dtype=served.kv_cache_dtype,
         ),
         decode=load_tokenizer(args.model).decode,
         eos=find_end_tokens(args.model),

@@ -24,7 +24,8 @@ _LIBRARIES = GIB
 """Memory of the CUDA context and of libraries, for each process on a card."""
 _LOGIT_CHUNKS = 3 * GIB
 """Most memory of logits: three chunks, whatever the number of tokens."""
-_DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+_DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 2}
+"""Bytes of an element as it travels and is computed with; weights in 8 bits arrive in 16."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +65,15 @@ class MemoryModel:
     @property
     def kv_bytes_per_token(self) -> int:
         """Bytes of one token in the KV cache; 0 where there is none."""
-        return 0 if self.shape is None else self.shape.kv_per_token * self.infer_bytes
+        small = self.resolved.config.actor_infer.model_args.kv_cache_dtype == "fp8"
+        return 0 if self.shape is None else self.shape.kv_per_token * (1 if small else self.infer_bytes)
+
+    @property
+    def served_bytes(self) -> int:
+        """Bytes of one set of served weights; in 8 bits, head and embedding have 16."""
+        if self.shape is None or self.resolved.config.actor_infer.model_args.dtype != "fp8":
+            return self.infer_bytes * self.parameters
+        return self.parameters + 2 * self.shape.vocabulary * self.shape.hidden
 
     def estimate_rank(self, number: int) -> dict[str, int]:
         """Return the needs of one rank: its share of everything, and the versions if it publishes them."""
@@ -106,7 +115,7 @@ class MemoryModel:
 
     def estimate_engine(self, kv_bytes: int | None = None) -> dict[str, int]:
         """Return the needs of one engine with a KV cache of this size."""
-        found = {"weights": _WEIGHT_SETS * self.infer_bytes * self.parameters}
+        found = {"weights": _WEIGHT_SETS * self.served_bytes}
         if kv_bytes:
             found["KV"] = kv_bytes
         copies = _BROADCAST_VERSIONS * (self.transport.kind == "broadcast") + self.transport.delta

@@ -28,6 +28,7 @@ from headway.launch.component_places import (
     SCORERS,
     ComponentPlace,
     assign_devices,
+    check_8_bits,
     count_engine_devices,
     find_idle_cards,
     find_weight_sources,
@@ -164,7 +165,7 @@ def plan_on_machine(
 def _plan_components(resolved: ResolvedConfig, machine: Machine) -> Placement:
     """Return the components on their devices; transport and memory are not planned yet."""
     config, urls = resolved.config, resolved.config.actor_infer.strategy_args.strategy_config.url
-    device = _select_device(config.device, machine)
+    check_8_bits(resolved, device := _select_device(config.device, machine))
     machine = machine.arrange(config.devices, device)
     separate = config.processes is not False and (device == "cpu" or machine.devices * machine.nodes > 1)
     counted = device == "cuda" or config.devices.count is not None

@@ -260,7 +260,8 @@ def select_wire_dtype(resolved: ResolvedConfig, device: Device) -> torch.dtype:
     import torch
 
     name = "fp32" if device == "cpu" else resolved.config.actor_infer.model_args.dtype
-    return {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[name]
+    wide = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+    return wide.get(name, torch.bfloat16)  # 8 bits are made where they are served
 
 
 def choose_bucket_mb(resolved: ResolvedConfig) -> float:

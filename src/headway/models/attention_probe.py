@@ -24,7 +24,9 @@ _TOKENS = 3
 class AttentionCalls:
     """The calls of one forward pass."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, shorter_values: bool) -> None:
+        self._shorter_values = shorter_values
+        """Whether values may be shorter than keys."""
         self.shapes: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
         """Shapes of keys and values of each layer."""
         self.problem: str | None = None
@@ -33,7 +35,7 @@ class AttentionCalls:
         """Note one call."""
         if layer in self.shapes:
             self.problem = "a layer computes attention more than once"
-        elif key.shape != value.shape:
+        elif not self._fits(key, value):
             self.problem = "its keys and values have different sizes"
         elif query.shape[2] != key.shape[2]:
             self.problem = "its queries and keys are not those of the same tokens"
@@ -43,13 +45,17 @@ class AttentionCalls:
             self.problem = "its attention adds a bias of positions"
         self.shapes[layer] = tuple(key.shape), tuple(value.shape)
 
+    def _fits(self, key: Tensor, value: Tensor) -> bool:
+        shorter = self._shorter_values and value.shape[-1] < key.shape[-1]
+        return key.shape == value.shape or (shorter and key.shape[:-1] == value.shape[:-1])
 
-def find_call_problem(model: PreTrainedModel) -> str | None:
+
+def find_call_problem(model: PreTrainedModel, *, shorter_values: bool = False) -> str | None:
     """Return what is unusual about the calls of attention in `model`; None if nothing is, or it cannot be seen."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(_PROBE_ATTENTION, _note_call)
-    calls = AttentionCalls()
+    calls = AttentionCalls(shorter_values=shorter_values)
     with torch.device("meta"), torch.no_grad():
         probe = deepcopy(model).to("meta")
         try:

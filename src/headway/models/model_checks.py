@@ -95,10 +95,11 @@ _LENGTH_DEPENDENT = frozenset({"dynamic", "longrope"})
 """Rotary embeddings that change as soon as a sequence is longer than in pretraining."""
 
 
-def find_attention_problem(model: PreTrainedModel) -> str | None:
+def find_attention_problem(model: PreTrainedModel, *, shorter_values: bool = False) -> str | None:
     """Return why tokens of `model` interact elsewhere than in an attention that can be replaced; None if they do not.
 
-    Such a model is right only where each sequence is computed alone, through the model's own code.
+    Such a model is right only where each sequence is computed alone, through the model's own code. `shorter_values`:
+    the attention that replaces its own knows values that are shorter than keys.
     """
     config = model.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ())
@@ -112,17 +113,7 @@ def find_attention_problem(model: PreTrainedModel) -> str | None:
         return "its layers share keys and values"
     from headway.models.attention_probe import find_call_problem
 
-    return find_call_problem(model)
-
-
-def find_attention_options(model: PreTrainedModel) -> list[str]:
-    """Return the names of what a model's attention computes beyond scaled products and windows."""
-    config = model.config.get_text_config()
-    options = {
-        "soft caps": getattr(config, "attn_logit_softcapping", None),
-        "sinks": any(name.endswith(".sinks") for name, _ in model.named_parameters()),
-    }
-    return [name for name, used in options.items() if used]
+    return find_call_problem(model, shorter_values=shorter_values)
 
 
 def check_attention(model: PreTrainedModel) -> None:

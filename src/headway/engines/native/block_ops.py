@@ -17,9 +17,19 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear, scaled_dot_product_attention, silu
+from torch.nn.functional import linear, silu
 
 from headway.engines.native import token_sampler
+from headway.engines.native.quantized_products import (
+    FP8,
+    Matrix,
+    QuantizedRows,
+    multiply_quantized,
+    quantize_rows,
+    read_kv_rows,
+    write_kv_rows,
+)
+from headway.models.attention_scores import ScoreExtras, attend_with_extras
 from headway.types import SamplingParams
 
 KeysValues = tuple[Tensor, Tensor]
@@ -40,6 +50,8 @@ class HeadShape:
     scale: float
     window: int = 0
     """Tokens that a token sees, itself included; 0: all."""
+    softcap: float = 0.0
+    """Bound of the scores; 0: none."""
 
 
 class PageTable(NamedTuple):
@@ -88,14 +100,26 @@ class BlockOps:
     may be.
     """
 
-    def product(self, x_TE: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def product(self, x_TE: Matrix, weight: Matrix, bias: Tensor | None) -> Tensor:
         """Return x · weightᵀ + bias."""
+        if isinstance(weight, QuantizedRows):
+            return multiply_quantized(x_TE, weight, bias)
+        return self._multiply(x_TE, weight, bias)  # type: ignore[arg-type]
+
+    def gated(self, x_TE: Matrix, weight: Matrix, bias: Tensor | None) -> Matrix:
+        """Return silu(first half of the product) · second half, quantized as the weight is."""
+        if isinstance(weight, QuantizedRows):
+            return self._gate_and_quantize(multiply_quantized(x_TE, weight, bias))
+        return self._multiply_gated(x_TE, weight, bias)  # type: ignore[arg-type]
+
+    def _multiply(self, x_TE: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return linear(x_TE, weight, bias)
 
-    def gated(self, x_TE: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Return silu(first half of the product) · second half."""
-        gate, up = linear(x_TE, weight, bias).float().chunk(2, dim=-1)
-        return (silu(gate) * up).to(x_TE.dtype)
+    def _multiply_gated(self, x_TE: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return _gate(linear(x_TE, weight, bias)).to(x_TE.dtype)
+
+    def _gate_and_quantize(self, gate_up: Tensor) -> QuantizedRows:
+        return quantize_rows(_gate(gate_up))
 
     def add_norm(self, x_TE: Tensor, delta_TE: Tensor | None, weight_E: Tensor, eps: float) -> Tensor:
         """Add `delta` to the float32 stream `x` in place; returns its RMS norm in the type of the weight."""
@@ -104,18 +128,22 @@ class BlockOps:
         normed = x_TE * torch.rsqrt(x_TE.square().mean(-1, keepdim=True) + eps)
         return (normed * weight_E.float()).to(weight_E.dtype)
 
+    def add_norm_quantized(self, x_TE: Tensor, delta_TE: Tensor | None, weight_E: Tensor, eps: float) -> QuantizedRows:
+        """Do what `add_norm` does, and return the norm in 8 bits."""
+        return quantize_rows(self.add_norm(x_TE, delta_TE, weight_E, eps))
+
     def rotate_store(
         self, qkv: Tensor, heads: HeadShape, rotary: RotaryTable, positions_T: Tensor, rows_T: Tensor, kv: KeysValues
     ) -> Tensor:
         """Normalize and rotate, write keys and values to their rows; returns queries (T, H, D)."""
         parts = sum_planes(qkv).float().view(qkv.shape[-2], -1, heads.size)
-        dtype = kv[0].dtype
+        dtype = choose_query_dtype(kv)
         q, k, v = torch.split(parts, [heads.query, heads.kv, heads.kv], dim=1)
         if rotary.query_norm is not None and rotary.key_norm is not None:
             q, k = _normalize(q, rotary.query_norm, rotary.eps), _normalize(k, rotary.key_norm, rotary.eps)
         cos, sin = rotary.cos[positions_T][:, None], rotary.sin[positions_T][:, None]
-        kv[0][rows_T] = _rotate(k, cos, sin).to(dtype)
-        kv[1][rows_T] = v.to(dtype)
+        write_kv_rows(kv[0], rows_T, _rotate(k, cos, sin))
+        write_kv_rows(kv[1], rows_T, v)
         return _rotate(q, cos, sin).to(dtype)
 
     def locate(self, state: Tensor, lanes_B: Tensor, pages: PageTable) -> tuple[Tensor, Tensor, Tensor]:
@@ -134,18 +162,29 @@ class BlockOps:
         lanes_B: Tensor,
         positions_B: Tensor,
         splits: int,
+        sinks_H: Tensor | None = None,
     ) -> Tensor:
         """Attend with one token for each lane to its slot up to its position; long slots are read in `splits`."""
         out = torch.empty_like(q_BHD)
         for lane, (slot, position) in enumerate(zip(lanes_B.tolist(), positions_B.tolist(), strict=True)):
-            out[lane : lane + 1] = _attend_slot(q_BHD[lane : lane + 1], kv, heads, pages, slot, position)
+            one = slice(lane, lane + 1)
+            out[one] = _attend_slot(q_BHD[one], kv, heads, pages, slot, position, sinks_H)
         return out
 
-    def prefill(self, q_THD: Tensor, kv: KeysValues, heads: HeadShape, pages: PageTable, batch: PrefillBatch) -> Tensor:
+    def prefill(
+        self,
+        q_THD: Tensor,
+        kv: KeysValues,
+        heads: HeadShape,
+        pages: PageTable,
+        batch: PrefillBatch,
+        sinks_H: Tensor | None = None,
+    ) -> Tensor:
         """Attend with tokens of prompts to their slots up to themselves."""
         out = torch.empty_like(q_THD)
         for first, count, slot, start in batch.tiles.tolist():
-            out[first : first + count] = _attend_slot(q_THD[first : first + count], kv, heads, pages, slot, start)
+            tile = slice(first, first + count)
+            out[tile] = _attend_slot(q_THD[tile], kv, heads, pages, slot, start, sinks_H)
         return out
 
     def draw(
@@ -169,6 +208,11 @@ class BlockOps:
                 block[slot, 1 + steps + count] = float_to_bits(logp)
                 state[slot, TOKEN], state[slot, POSITION] = token, row[POSITION] + 1
                 state[slot, ACTIVE] = int(token not in stops and row[POSITION] + 2 < row[LIMIT])
+
+
+def _gate(gate_up: Tensor) -> Tensor:
+    gate, up = gate_up.float().chunk(2, dim=-1)
+    return silu(gate) * up
 
 
 def sum_planes(product: Tensor) -> Tensor:
@@ -209,7 +253,22 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
 
 
-def _attend_slot(q_QHD: Tensor, kv: KeysValues, heads: HeadShape, pages: PageTable, slot: int, start: int) -> Tensor:
+def choose_query_dtype(kv: KeysValues) -> torch.dtype:
+    """Return the type of queries over this KV: its own, or one that is multiplied where it has 8 bits."""
+    if kv[0].dtype != FP8:
+        return kv[0].dtype
+    return torch.bfloat16 if kv[0].is_cuda else torch.float32
+
+
+def _attend_slot(
+    q_QHD: Tensor,
+    kv: KeysValues,
+    heads: HeadShape,
+    pages: PageTable,
+    slot: int,
+    start: int,
+    sinks_H: Tensor | None,
+) -> Tensor:
     """Attend with queries at `start` and after to one slot."""
     length = start + len(q_QHD)
     at = torch.arange(length, device=q_QHD.device)
@@ -218,13 +277,13 @@ def _attend_slot(q_QHD: Tensor, kv: KeysValues, heads: HeadShape, pages: PageTab
     seen_QL = at_L <= at_Q
     if heads.window:
         seen_QL &= at_L > at_Q - heads.window
-    k, v = (part[rows].transpose(0, 1)[None] for part in kv)
-    attended = scaled_dot_product_attention(
+    k, v = (read_kv_rows(part, rows, q_QHD.dtype).transpose(0, 1)[None] for part in kv)
+    attended = attend_with_extras(
         q_QHD.transpose(0, 1)[None],
         k,
         v,
         attn_mask=seen_QL.to(q_QHD.device),
         scale=heads.scale,
-        enable_gqa=heads.query != heads.kv,
+        extras=ScoreExtras(heads.softcap, sinks_H),
     )
     return attended[0].transpose(0, 1)

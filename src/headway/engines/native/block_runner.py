@@ -175,8 +175,8 @@ class BlockRunner:
     def _decode_lanes(self, lanes_B: Tensor, shape: DecodeShape) -> None:
         tokens_B, positions_B, rows_B = self._ops.locate(self._state, lanes_B, self._pages)
 
-        def attend(q_BHD: Tensor, kv: KeysValues, heads: HeadShape) -> Tensor:
-            return self._ops.decode(q_BHD, kv, heads, self._pages, lanes_B, positions_B, shape.splits)
+        def attend(q_BHD: Tensor, kv: KeysValues, heads: HeadShape, sinks_H: Tensor | None) -> Tensor:
+            return self._ops.decode(q_BHD, kv, heads, self._pages, lanes_B, positions_B, shape.splits, sinks_H)
 
         logits_BV = self._decoder.logits(tokens_B, KvView(self.kv, positions_B, rows_B, attend))
         self._ops.draw(logits_BV, lanes_B, self._state, self._block, self._ends, truncates=shape.truncates)
@@ -209,8 +209,8 @@ class BlockRunner:
             pieces=len(chunks),
         )
 
-        def attend(q_THD: Tensor, kv: KeysValues, heads: HeadShape) -> Tensor:
-            return self._ops.prefill(q_THD, kv, heads, self._pages, batch)
+        def attend(q_THD: Tensor, kv: KeysValues, heads: HeadShape, sinks_H: Tensor | None) -> Tensor:
+            return self._ops.prefill(q_THD, kv, heads, self._pages, batch, sinks_H)
 
         self._decoder.prefill(tokens_T, KvView(self.kv, positions_T, rows_T, attend))
 

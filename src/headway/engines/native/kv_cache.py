@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from headway.engines.native.quantized_products import FP8
 from headway.errors import ConfigError
 
 KvRows = NDArray[np.int64]
@@ -59,6 +60,8 @@ def read_kv_shape(config: object, slot_tokens: int) -> dict[str, int]:
     """Return layers, key-value heads and head size of a model that knows as many positions as a slot has."""
     heads = _read_number(config, "num_attention_heads")
     head_size = getattr(config, "head_dim", None) or _read_number(config, "hidden_size") // heads
+    if latent := getattr(config, "qk_nope_head_dim", None):  # keys with a part that is not rotated; values are smaller
+        head_size = latent + _read_number(config, "qk_rope_head_dim")
     limit = getattr(config, "max_position_embeddings", None)
     if limit is not None and slot_tokens > limit:
         raise ConfigError(f"the model knows {limit} positions", key="slot_tokens", value=slot_tokens)
@@ -97,8 +100,11 @@ class PagedKvCache:
     ) -> None:
         self.page_tokens, self.pages, self.host_pages = page_tokens, pages, host_pages
         self.stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        self._keys_values = torch.zeros(layers, 2, pages * page_tokens, heads, head_size, dtype=dtype, device=device)
-        self.layers: list[tuple[Tensor, Tensor]] = [(layer[0], layer[1]) for layer in self._keys_values]
+        stored = torch.uint8 if dtype == FP8 else dtype  # what is moved; few operations know 8-bit fractions
+        self._keys_values = torch.zeros(layers, 2, pages * page_tokens, heads, head_size, dtype=stored, device=device)
+        self.layers: list[tuple[Tensor, Tensor]] = [
+            (layer[0].view(dtype), layer[1].view(dtype)) for layer in self._keys_values
+        ]
         """Keys and values by layer, (R, K, D)."""
         self._host_tables = np.zeros((slots + 1, -(-slot_tokens // page_tokens)), dtype=np.int32)
         self.tables = torch.zeros(self._host_tables.shape, dtype=torch.int32, device=device)

@@ -18,8 +18,9 @@ from torch.nn.functional import linear
 
 from headway.engines.native.block_ops import BlockOps, HeadShape, KeysValues, RotaryTable
 from headway.engines.native.kv_cache import PagedKvCache
+from headway.engines.native.quantized_products import Matrix, write_kv_rows
 from headway.engines.native.served_linear import FusedLinearSlice, ServedLinear
-from headway.engines.native.slot_attention import install_attention
+from headway.engines.native.slot_attention import install_attention, widen_values
 from headway.models.attention_scores import ScoreExtras
 from headway.models.expert_routing import RoutingRecorder, find_mixture
 
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
 _LIKE_LLAMA = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"})
 _ROTATIONS = frozenset({"default", "linear", "llama3", "yarn"})
 """Rotations that are a table; the others change with the length of a sequence."""
-Attend = Callable[[Tensor, KeysValues, HeadShape], Tensor]
-"""Computes attention of queries over the KV of one layer."""
+Attend = Callable[[Tensor, KeysValues, HeadShape, Tensor | None], Tensor]
+"""Computes attention of queries over the KV of one layer, with sinks or without."""
 
 
 class KvView:
@@ -42,9 +43,9 @@ class KvView:
         self.rows = rows_T
         self._attend = attend
 
-    def attend(self, layer: int, q_THD: Tensor, heads: HeadShape) -> Tensor:
+    def attend(self, layer: int, q_THD: Tensor, heads: HeadShape, sinks_H: Tensor | None = None) -> Tensor:
         """Return attention over what is in the KV now."""
-        return self._attend(q_THD, self.kv[layer], heads)
+        return self._attend(q_THD, self.kv[layer], heads, sinks_H)
 
     def attend_layer(
         self,
@@ -56,14 +57,12 @@ class KvView:
         window: int | None,
         extras: ScoreExtras,
     ) -> Tensor:
-        if extras.needed:
-            raise NotImplementedError("soft caps and sinks have no kernel")
         keys, values = self.kv[layer]
-        keys.index_copy_(0, self.rows, key[0].transpose(0, 1))
-        values.index_copy_(0, self.rows, value[0].transpose(0, 1))
-        size = query.shape[-1]
-        heads = HeadShape(query.shape[1], key.shape[1], size, scaling or size**-0.5, window or 0)
-        return self.attend(layer, query[0].transpose(0, 1).contiguous(), heads)
+        size, value_size = query.shape[-1], value.shape[-1]
+        write_kv_rows(keys, self.rows, key[0].transpose(0, 1))
+        write_kv_rows(values, self.rows, widen_values(value, size)[0].transpose(0, 1))
+        heads = HeadShape(query.shape[1], key.shape[1], size, scaling or size**-0.5, window or 0, extras.softcap)
+        return self.attend(layer, query[0].transpose(0, 1).contiguous(), heads, extras.sinks)[..., :value_size]
 
 
 def make_decoder(model: PreTrainedModel, ops: BlockOps, positions: int) -> FusedDecoder | GenericDecoder:
@@ -77,12 +76,22 @@ def is_llama_like(model: PreTrainedModel) -> bool:
         return False
     layers = model.model.layers
     fused = all(_get_fused(layer.self_attn.q_proj) and _get_fused(layer.mlp.gate_proj) for layer in layers)
-    return fused and getattr(model.model.rotary_emb, "rope_type", "default") in _ROTATIONS
+    same = fused and len({layer.quantized for layer in _list_linears(model)}) == 1
+    return same and getattr(model.model.rotary_emb, "rope_type", "default") in _ROTATIONS
+
+
+def _list_linears(model: Any) -> list[ServedLinear]:
+    """Return the linear layers of a model like Llama, but for its head."""
+    return [
+        _require(part if isinstance(part, ServedLinear) else _get_fused(part))
+        for layer in model.model.layers
+        for part in (layer.self_attn.q_proj, layer.self_attn.o_proj, layer.mlp.gate_proj, layer.mlp.down_proj)
+    ]
 
 
 def project_to_logits(x_BE: Tensor, head: ServedLinear) -> Tensor:
     """Return logits in float32, whatever the weights are: bfloat16 would round them by more than tokens differ."""
-    weight = _require(head.prepared)
+    weight: Any = head.operand
     if weight.is_cuda and weight.dtype != torch.float32:
         logits = torch.mm(x_BE, weight.t(), out_dtype=torch.float32)
     else:
@@ -102,6 +111,7 @@ class FusedDecoder:
         cos, sin = self._model.rotary_emb(torch.empty(0, dtype=torch.float32, device=at.device), at[None])
         half = attention.head_dim // 2
         self._cos, self._sin = cos[0, :, :half].contiguous(), sin[0, :, :half].contiguous()
+        self._add_norm = ops.add_norm_quantized if _list_linears(model)[0].quantized else ops.add_norm
 
     def logits(self, tokens_B: Tensor, view: KvView) -> Tensor:
         """Return logits (B, V), float32."""
@@ -118,7 +128,7 @@ class FusedDecoder:
         delta: Tensor | None = None
         for number, layer in enumerate(model.layers):
             norm = layer.input_layernorm
-            normed = ops.add_norm(x_TE, delta, norm.weight, norm.variance_epsilon)
+            normed = self._add_norm(x_TE, delta, norm.weight, norm.variance_epsilon)
             attention = layer.self_attn
             qkv = self._product(normed, _get_fused(attention.q_proj))
             heads = _read_heads(attention, model.config)
@@ -129,15 +139,15 @@ class FusedDecoder:
             attended = view.attend(number, q_THD, heads)
             delta = self._product(attended.view(len(attended), -1), attention.o_proj)
             norm = layer.post_attention_layernorm
-            normed = ops.add_norm(x_TE, delta, norm.weight, norm.variance_epsilon)
+            normed = self._add_norm(x_TE, delta, norm.weight, norm.variance_epsilon)
             gate_up = _require(_get_fused(layer.mlp.gate_proj))
-            gated = ops.gated(normed, _require(gate_up.prepared), gate_up.bias)
+            gated = ops.gated(normed, gate_up.operand, gate_up.bias)
             delta = self._product(gated, layer.mlp.down_proj)
         return ops.add_norm(x_TE, delta, model.norm.weight, model.norm.variance_epsilon)
 
-    def _product(self, x: Tensor, layer: ServedLinear | None) -> Tensor:
+    def _product(self, x: Matrix, layer: ServedLinear | None) -> Tensor:
         layer = _require(layer)
-        return self._ops.product(x, _require(layer.prepared), layer.bias)
+        return self._ops.product(x, layer.operand, layer.bias)
 
     def _make_rotation(self, attention: Any) -> RotaryTable:
         q_norm, k_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)

@@ -25,13 +25,14 @@ from headway.engines.native.model_cache_runner import ModelCacheRunner
 from headway.engines.native.model_decoders import BlockDecoder, GenericDecoder, make_decoder
 from headway.engines.native.native_scheduler import HasStopped, NativeScheduler
 from headway.engines.native.paged_slots import PagedSlots
+from headway.engines.native.quantized_products import FP8, check_quantized_device
 from headway.engines.native.recorded_routing import ReadRouting, RecordedPageMoves, RoutingScheduler, make_page_recorder
 from headway.engines.native.served_linear import choose_fastest_layout
 from headway.engines.native.served_parameters import DeviceParameters, ServedParameters, ServedValues
 from headway.engines.native.settings import NativeSettings
 from headway.engines.native.step_runner import StepRunner, choose_compute_dtype
 from headway.errors import ConfigError
-from headway.models.model_checks import check_rotation, find_attention_options, find_attention_problem, print_once
+from headway.models.model_checks import check_rotation, find_attention_problem, print_once
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -103,7 +104,9 @@ def make_step_core(make_runner: MakeRunner) -> MakeCore:
         model: PreTrainedModel, settings: NativeSettings, eos: frozenset[int], has_stopped: HasStopped
     ) -> tuple[ServedParameters, NativeCore]:
         check_rotation(model.config, settings.slot_tokens)
-        if (reason := find_slow_reason(model, settings.device)) is not None:
+        if "fp8" in (settings.dtype, settings.kv_dtype):
+            raise ConfigError("CPUs do not multiply it", key="dtype", value="fp8", hint="float32")
+        if (reason := find_attention_problem(model, shorter_values=True)) is not None:
             return make_slow_core(model, settings, eos, has_stopped, reason)
         dtype = choose_compute_dtype(settings)
         parameters = ServedParameters(model, choose_fastest_layout(dtype), dtype)
@@ -119,7 +122,7 @@ def make_block_core(
 ) -> tuple[ServedParameters, NativeCore]:
     """Make a `BlockCore` on the device that the settings name."""
     check_rotation(model.config, settings.slot_tokens)
-    if (reason := find_slow_reason(model, settings.device)) is not None:
+    if (reason := find_attention_problem(model, shorter_values=True)) is not None:
         return make_slow_core(model, settings, eos, has_stopped, reason)
     parameters, runner = make_block_runner(model, settings, eos)
     return parameters, BlockCore(make_block_scheduler(settings, runner, eos, has_stopped), runner)
@@ -146,6 +149,8 @@ def make_slow_core(
 ) -> tuple[ServedParameters, NativeCore]:
     """Make a `StepCore` that computes one sequence after the other, on any device, and say why in one line."""
     print_once(f"{type(model).__name__} is served slowly, one sequence after the other: {reason}")
+    if "fp8" in (settings.dtype, settings.kv_dtype):
+        print_once(f"{type(model).__name__} is served in bfloat16: fp8 has no effect on the slow path")
     device, dtype = _find_device(settings), choose_compute_dtype(settings)
     on_host = device.type == "cpu"
     parameters = ServedParameters(model, None, dtype) if on_host else DeviceParameters(model, dtype, device, None)
@@ -172,14 +177,6 @@ def _make_scheduler(
     return scheduler
 
 
-def find_slow_reason(model: PreTrainedModel, device: str) -> str | None:
-    """Return why a model cannot share a forward pass among sequences on this device; None if it can."""
-    problem = find_attention_problem(model)
-    if problem is None and device != "cpu" and (options := find_attention_options(model)):
-        problem = f"its attention uses {' and '.join(options)}, which have no kernel"
-    return problem
-
-
 def make_block_runner(
     model: PreTrainedModel,
     settings: NativeSettings,
@@ -187,11 +184,13 @@ def make_block_runner(
     make_block_decoder: Callable[[PreTrainedModel, BlockOps, int], BlockDecoder] = make_decoder,
 ) -> tuple[DeviceParameters, BlockRunner]:
     """Return a model's parameters and its runner on the device that the settings name."""
-    device, dtype = _find_device(settings), choose_compute_dtype(settings)
-    parameters = DeviceParameters(model, dtype, device)
+    device, dtype, quantized = _find_device(settings), choose_compute_dtype(settings), settings.dtype == "fp8"
+    if quantized or settings.kv_dtype == "fp8":
+        check_quantized_device(device)
+    parameters = DeviceParameters(model, dtype, device, quantized=quantized)
     model.to(device=device)
     shape = read_kv_shape(model.config.get_text_config(), settings.slot_tokens)
-    kv = _make_kv_cache(settings, shape, dtype, parameters, device)
+    kv = _make_kv_cache(settings, shape, FP8 if settings.kv_dtype == "fp8" else dtype, parameters, device)
     ops = _make_ops(device)
     decoder = make_block_decoder(model, ops, settings.slot_tokens)
     runner = BlockRunner(decoder, ops, kv, parameters, settings, kv_heads=shape["heads"], eos=eos)

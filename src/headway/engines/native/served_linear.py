@@ -10,6 +10,8 @@ oneDNN has its own threads on some machines: set OMP_NUM_THREADS before the proc
 import torch
 from torch import Tensor, nn
 
+from headway.engines.native.quantized_products import Matrix, QuantizedRows, multiply_quantized
+
 
 class WeightLayout:
     """One order of the weights in memory. This one stores (out, in), which GPUs multiply as it is."""
@@ -62,12 +64,25 @@ class ServedLinear(nn.Module):
         super().__init__()
         self.layout = layout
         self.prepared: Tensor | None = None
+        self.scale: Tensor | None = None
+        """Scales of the outputs, where the weights are served in 8 bits."""
         self.bias: Tensor | None = None
+        self.quantized = False
+        """Whether its weights are served in 8 bits."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    @property
+    def operand(self) -> Matrix:
+        """The weights as they are multiplied."""
         if self.prepared is None:
             raise RuntimeError("no weights")
-        return self.layout.multiply(x, self.prepared, self.bias)
+        return self.prepared if self.scale is None else QuantizedRows(self.prepared, self.scale)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.operand
+        if isinstance(weight, Tensor):
+            return self.layout.multiply(x, weight, self.bias)
+        product = multiply_quantized(x.reshape(-1, x.shape[-1]), weight, self.bias)
+        return product.to(x.dtype).view(*x.shape[:-1], -1)
 
 
 class FusedLinearSlice(nn.Module):

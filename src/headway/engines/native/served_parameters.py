@@ -13,8 +13,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from headway.engines.native.quantized_products import FP8, can_quantize, quantize_rows
 from headway.engines.native.served_linear import FusedLinearSlice, ServedLinear, WeightLayout
 from headway.errors import TransferError
+from headway.models.model_checks import print_once
 
 ServedValues = Mapping[str, tuple[Tensor, ...]]
 """Tensors of each unit, one for every place that the unit is served in."""
@@ -188,29 +190,69 @@ def _make_served_place(served: nn.Module, attribute: str) -> TensorPlace:
 
 
 DEVICE_LAYOUT = WeightLayout()
+_NEVER_QUANTIZED = frozenset({"gate", "router"})
+"""Names of layers that choose experts: near ties would go to others."""
 
 
 class DeviceParameters(ServedParameters):
-    """`ServedParameters` of a model whose tensors are served on `device`."""
+    """`ServedParameters` of a model whose tensors are served on `device`.
+
+    With `quantized`, linear layers are served in 8 bits, all but the head and the routers of mixtures. A tensor is
+    quantized when it arrives, on the device.
+    """
 
     served_in_place = False
 
     def __init__(
-        self, model: nn.Module, dtype: torch.dtype, device: torch.device, layout: WeightLayout | None = DEVICE_LAYOUT
+        self,
+        model: nn.Module,
+        dtype: torch.dtype,
+        device: torch.device,
+        layout: WeightLayout | None = DEVICE_LAYOUT,
+        *,
+        quantized: bool = False,
     ) -> None:
         super().__init__(model, layout, dtype)
         self._device = device
         self._installed: ServedValues | None = None
+        if quantized:
+            self._quantize_layers(model.get_output_embeddings())  # type: ignore[operator]
+
+    def _quantize_layers(self, head: nn.Module) -> None:
+        """Choose the layers that are served in 8 bits, and say what is not."""
+        for unit, places in self._places.items():
+            layer = places[0].module
+            if len(places) > 1 or not isinstance(layer, ServedLinear) or not places[0].prepared or layer is head:
+                continue
+            shapes = [self._shapes[name] for name in self._units[unit]]
+            whole = (sum(shape[0] for shape in shapes), *shapes[0][1:])
+            if can_quantize(whole) and unit.split(".")[-2] not in _NEVER_QUANTIZED:
+                layer.quantized = True
+                places.append(TensorPlace(layer, "scale", prepared=False))
+        eighths = sum(self._count(name) for name in self._places if self._is_quantized(name))
+        total = sum(self._count(name) for name in self._places)
+        print_once(f"fp8: {eighths / total:.0%} of the weights are served in 8 bits, the others in bfloat16")
+
+    def _is_quantized(self, unit: str) -> bool:
+        return self._places[unit][-1].attribute == "scale"
+
+    def _count(self, unit: str) -> int:
+        return sum(torch.Size(self._shapes[name]).numel() for name in self._units[unit])
 
     @property
     def bytes(self) -> int:
         """Size of one version."""
-        return sum(torch.Size(self._shapes[name]).numel() for name in self.names) * self._dtype.itemsize
+        return sum(
+            self._count(unit) * (1 if self._is_quantized(unit) else self._dtype.itemsize) for unit in self._places
+        )
 
     def empty(self, name: str) -> Tensor:
         return torch.empty(self._shapes[name], dtype=self._read_dtype(name), device=self._device)
 
+    @torch.no_grad()
     def _lay_out(self, whole: Tensor, places: list[TensorPlace]) -> tuple[Tensor, ...]:
+        if places[-1].attribute == "scale":
+            return tuple(quantize_rows(whole.to(self._device)))
         served = nn.Parameter(whole.to(self._device, copy=True), requires_grad=False)
         return tuple(served for _ in places)
 
@@ -219,16 +261,21 @@ class DeviceParameters(ServedParameters):
         if self._installed is None:
             super().install(values)
             self._installed = values
-            served = [tensors[0] for tensors in values.values()]
+            served = _list_tensors(values)
             torch._foreach_copy_(
                 served, [tensor.detach() for tensor in served]
             )  # loads the kernel before anybody decodes
             return
         if values.keys() != self._installed.keys():
             raise KeyError(f"not a whole version: {sorted(values.keys() ^ self._installed.keys())[:3]}")
-        served = [self._installed[name][0] for name in values]
-        arrived = [tensors[0] for tensors in values.values()]
-        torch._foreach_copy_(served, arrived)
+        arrived = _list_tensors({name: values[name] for name in self._installed})
+        torch._foreach_copy_(_list_tensors(self._installed), arrived)
         for tensor in arrived:  # made on another stream, and freed before the copy has been made
             if tensor.is_cuda:
                 tensor.record_stream(torch.cuda.current_stream(tensor.device))
+
+
+def _list_tensors(values: ServedValues) -> list[Tensor]:
+    """Return every tensor once; 8-bit numbers as bytes, which are copied by any kernel."""
+    found = [tensor for tensors in values.values() for tensor in {id(tensor): tensor for tensor in tensors}.values()]
+    return [tensor.view(torch.uint8) if tensor.dtype == FP8 else tensor for tensor in found]

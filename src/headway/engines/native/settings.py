@@ -41,9 +41,12 @@ class NativeSettings:
     """Threads of one torch operation."""
     seed: int = 0
     """Decides every draw, with the request's id and the position. Equal on all replicas of a run."""
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    dtype: Literal["float32", "bfloat16", "float16", "fp8"] = "float32"
     """Type of the computation; weights arrive in any type. Draws and log-probabilities are always float32. float16, on
-    GPUs only, is as fast as bfloat16 and rounds eight times finer, but fails when a number is beyond 65504."""
+    GPUs only, is as fast as bfloat16 and rounds eight times finer, but fails when a number is beyond 65504. fp8, on
+    GPUs that multiply it, is bfloat16 with linear layers in 8 bits (`quantized_products`)."""
+    kv_dtype: Literal["auto", "fp8"] = "auto"
+    """Type of the KV cache on a GPU: that of the computation, or half of its bytes."""
     device: str = "cpu"
     """Where the model lives: `cpu`, `cuda`, `cuda:1`, …"""
     steps_per_sync: int = 8
@@ -63,8 +66,10 @@ class NativeSettings:
             value = getattr(self, key)
             if value is not None and value < 0:
                 raise ConfigError("must not be negative", key=key, value=value)
-        if self.dtype not in ("float32", "bfloat16", "float16"):
-            raise ConfigError("must be float32, bfloat16 or float16", key="dtype", value=self.dtype)
+        if self.dtype not in ("float32", "bfloat16", "float16", "fp8"):
+            raise ConfigError("must be float32, bfloat16, float16 or fp8", key="dtype", value=self.dtype)
+        if self.kv_dtype not in ("auto", "fp8"):
+            raise ConfigError("must be auto or fp8", key="kv_dtype", value=self.kv_dtype)
         if self.dtype == "float16" and self.device == "cpu":
             raise ConfigError("CPUs do not multiply it", key="dtype", value=self.dtype, hint="float32")
         if self.device != "cpu" and not re.fullmatch(r"cuda(:\d+)?", self.device):

@@ -7,7 +7,7 @@ padded to the longest) and by pieces of prompts. It travels as a keyword through
 No mask is registered under `ATTENTION_NAME`, so that `transformers` builds none.
 
 Shapes: H heads, K key-value heads, D head size, T tokens, L tokens of a slot.
-Handles grouped heads, sliding windows, soft caps and sinks.
+Handles grouped heads, sliding windows, soft caps, sinks, and values that are shorter than keys.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from headway.engines.native.kv_cache import RowKvCache
@@ -88,7 +88,7 @@ class StepAttention:
     ) -> Tensor:
         keys, values = self.kv.keys[layer], self.kv.values[layer]
         keys[self.rows_T, :, self.positions_T] = key[0].transpose(0, 1)
-        values[self.rows_T, :, self.positions_T] = value[0].transpose(0, 1)
+        values[self.rows_T, :, self.positions_T] = widen_values(value, query.shape[-1])[0].transpose(0, 1)
         attend = partial(scaled_dot_product_attention, scale=scaling, enable_gqa=query.shape[1] != key.shape[1])
         if extras.needed:
             attend = partial(attend_with_extras, scale=scaling, extras=extras)
@@ -109,7 +109,7 @@ class StepAttention:
                 values[row : row + 1, :, :length],
                 attn_mask=mask,
             )[0].transpose(0, 1)
-        return out_THD
+        return out_THD[..., : value.shape[-1]]
 
     def _get_masks(self, window: int | None, dtype: torch.dtype) -> tuple[list[Tensor | None], list[Tensor | None]]:
         """Return the masks of segments and of prompts; all layers with one window share them."""
@@ -120,6 +120,11 @@ class StepAttention:
                 [_mask(self.positions_T[p.first : p.last], p.length, window, dtype) for p in self.prompts],
             )
         return self._masks[window]
+
+
+def widen_values(value: Tensor, size: int) -> Tensor:
+    """Return values as long as keys, with zeros behind them, where they are shorter (latent attention)."""
+    return value if value.shape[-1] == size else pad(value, (0, size - value.shape[-1]))
 
 
 def _mask(positions_Q: Tensor, length: int, window: int | None, dtype: torch.dtype) -> Tensor | None:

@@ -111,8 +111,8 @@ def _flatten(plan: StepPlan) -> tuple[list[int], list[int], list[int], list[int]
 
 
 def choose_compute_dtype(settings: NativeSettings) -> torch.dtype:
-    """Return the type of products. Raises `ConfigError` for bfloat16 on CPUs that would be hundreds of times slower."""
-    if settings.dtype == "float32":
+    """Return the type of products, for fp8 of all others. Raises `ConfigError` for what a CPU would do very slowly."""
+    if settings.dtype == "float32" or (settings.dtype == "fp8" and settings.device == "cpu"):
         return torch.float32
     if settings.device != "cpu":
         return torch.float16 if settings.dtype == "float16" else torch.bfloat16

@@ -9,7 +9,9 @@ the FlashAttention of torch does the rest. Large pieces of one long prompt go to
 on Hopper: it prepares itself for every size, so only multiples of `_CUDNN_TOKENS` do. In float32 a kernel of our own
 reads the pages.
 
-Scores are in base 2. Nothing behind a sequence's end is read.
+Scores are in base 2. Nothing behind a sequence's end is read. Soft caps and sinks (`models.attention_scores`) are part
+of both kernels; libraries know neither, so prompts of such models are prefilled by the kernel that reads pages. KV in 8
+bits is widened as it is read.
 """
 
 from functools import cache
@@ -20,11 +22,15 @@ import triton.language as tl
 from torch import Tensor
 
 from headway.engines.native.block_ops import TILE_TOKENS, HeadShape, KeysValues, PageTable, PrefillBatch
+from headway.engines.native.quantized_products import read_kv_rows
 from headway.engines.native.triton_launch import launch_options, wait_for_previous_kernel
 
 SHORTEST = 256
+_SHARED_MEMORY = 196_608
+"""Bytes that keys and values on their way may take in a multiprocessor."""
 _CUDNN_TOKENS = 2048
 _LOG2_E = 1.4426950408889634
+_SCORE_BASE = tl.constexpr(_LOG2_E)
 
 
 @triton.jit
@@ -45,11 +51,20 @@ def _find_rows(table, start, n, high, PAGE: tl.constexpr, BLOCK: tl.constexpr):
     return tl.load(table + at // PAGE, mask=at < high, other=0).to(tl.int64) * PAGE + at % PAGE
 
 
+@triton.jit
+def _cap(score, cap, CAPPED: tl.constexpr):
+    """Return cap · tanh(score / cap)."""
+    if CAPPED:
+        return cap * (2.0 * tl.sigmoid(2.0 * score / cap) - 1.0)
+    return score
+
+
 @triton.jit(do_not_specialize=["splits", "window"])
 def _decode(
-    q, keys, values, out, parts, weights, tables, lanes, positions, scale, window, splits, width, PAGE: tl.constexpr,
-    HEADS: tl.constexpr, KV: tl.constexpr, SIZE: tl.constexpr, GROUP_PAD: tl.constexpr, SIZE_PAD: tl.constexpr,
-    BLOCK: tl.constexpr, SHORTEST: tl.constexpr, SHARED: tl.constexpr, EARLY: tl.constexpr,
+    q, keys, values, out, parts, weights, tables, lanes, positions, sinks, scale, cap, window, splits, width,
+    PAGE: tl.constexpr, HEADS: tl.constexpr, KV: tl.constexpr, SIZE: tl.constexpr, GROUP_PAD: tl.constexpr,
+    SIZE_PAD: tl.constexpr, BLOCK: tl.constexpr, SHORTEST: tl.constexpr, SHARED: tl.constexpr, CAPPED: tl.constexpr,
+    SINKS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     wait_for_previous_kernel(EARLY)
     lane = tl.program_id(0)
@@ -70,18 +85,24 @@ def _decode(
     first_seen = tl.where(window > 0, length - window, 0)
     peak = tl.full([GROUP_PAD], float("-inf"), tl.float32)
     total = tl.zeros([GROUP_PAD], tl.float32)
+    if SINKS:  # one more score that has no value, in the first share
+        sink = tl.load(sinks + kv_head * group + g, mask=g < group, other=float("-inf")).to(tl.float32)
+        sink = sink * _SCORE_BASE
+        peak = tl.where(split == 0, sink, peak)
+        total = tl.where((split == 0) & (g < group), 1.0, 0.0)
     sum_GD = tl.zeros([GROUP_PAD, SIZE_PAD], tl.float32)
     for start in range(low, high, BLOCK):
         at = start + n
         here = (at < high) & (at >= first_seen)
         offset = _find_rows(table, start, n, high, PAGE, BLOCK) * (KV * SIZE) + kv_head * SIZE
         k_DN = tl.load(keys + offset[None, :] + d[:, None], mask=here[None, :] & (d[:, None] < SIZE), other=0.0)
-        score = tl.dot(q_GD, k_DN, input_precision="ieee") * scale
+        score = _cap(tl.dot(q_GD, k_DN.to(q_GD.dtype), input_precision="ieee") * scale, cap, CAPPED)
         score = tl.where(here[None, :], score, float("-inf"))
         higher = tl.maximum(peak, tl.max(score, 1))
         p = tl.exp2(score - higher[:, None])
         fade = tl.exp2(peak - higher)
         v_ND = tl.load(values + offset[:, None] + d[None, :], mask=here[:, None] & (d[None, :] < SIZE), other=0.0)
+        v_ND = v_ND.to(q_GD.dtype)
         sum_GD = sum_GD * fade[:, None] + tl.dot(p.to(v_ND.dtype), v_ND, input_precision="ieee")
         total = total * fade + tl.sum(p, 1)
         peak = higher
@@ -117,9 +138,9 @@ def _join(
 
 @triton.jit(do_not_specialize=["window"])
 def _prefill(
-    q, keys, values, out, tables, tiles, scale, window, width, PAGE: tl.constexpr, HEADS: tl.constexpr,
+    q, keys, values, out, tables, tiles, sinks, scale, cap, window, width, PAGE: tl.constexpr, HEADS: tl.constexpr,
     KV: tl.constexpr, SIZE: tl.constexpr, SIZE_PAD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-    EARLY: tl.constexpr,
+    CAPPED: tl.constexpr, SINKS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     wait_for_previous_kernel(EARLY)
     tile = tl.program_id(0)
@@ -140,13 +161,16 @@ def _prefill(
     table = tables + slot * width
     peak = tl.full([ROWS], -1.0e30, tl.float32)
     total = tl.zeros([ROWS], tl.float32)
+    if SINKS:
+        peak = tl.zeros([ROWS], tl.float32) + tl.load(sinks + head).to(tl.float32) * _SCORE_BASE
+        total += 1.0
     sum_MD = tl.zeros([ROWS, SIZE_PAD], tl.float32)
     for begin in range(low, high, BLOCK):
         at = begin + n
         here = at < high
         offset = _find_rows(table, begin, n, high, PAGE, BLOCK) * (KV * SIZE) + head // (HEADS // KV) * SIZE
         k_DN = tl.load(keys + offset[None, :] + d[:, None], mask=here[None, :] & (d[:, None] < SIZE), other=0.0)
-        score = tl.dot(q_MD, k_DN, input_precision="ieee") * scale
+        score = _cap(tl.dot(q_MD, k_DN.to(q_MD.dtype), input_precision="ieee") * scale, cap, CAPPED)
         seen = here[None, :] & (at[None, :] <= position[:, None])
         seen = seen & ((window <= 0) | (at[None, :] > position[:, None] - window))
         score = tl.where(seen, score, float("-inf"))
@@ -154,6 +178,7 @@ def _prefill(
         p = tl.exp2(score - higher[:, None])
         fade = tl.exp2(peak - higher)
         v_ND = tl.load(values + offset[:, None] + d[None, :], mask=here[:, None] & (d[None, :] < SIZE), other=0.0)
+        v_ND = v_ND.to(q_MD.dtype)
         sum_MD = sum_MD * fade[:, None] + tl.dot(p.to(v_ND.dtype), v_ND, input_precision="ieee")
         total = total * fade + tl.sum(p, 1)
         peak = higher
@@ -168,6 +193,7 @@ def decode(
     lanes_B: Tensor,
     positions_B: Tensor,
     splits: int,
+    sinks_H: Tensor | None = None,
 ) -> Tensor:
     """See `BlockOps.decode`."""
     lanes, out = len(q_BHD), torch.empty_like(q_BHD)
@@ -175,16 +201,20 @@ def decode(
     shape = (lanes * heads.query * splits, heads.size) if shared else (1, 1)
     parts = torch.empty(shape, dtype=torch.float32, device=out.device)
     weights = torch.empty(shape[:1], dtype=torch.float32, device=out.device)
-    size_pad, block = triton.next_power_of_2(heads.size), 64
+    size_pad, block = _pad_size(heads), 64
     programs = lanes * heads.kv * splits
     # Pages are looked up first, which takes a stage; where programs are few, each must have more loads under way.
     few = programs < 512 and (splits > 1 or size_pad <= 64) and q_BHD.element_size() == 2
+    stages = 5 if few else 2 if programs >= 1024 else 3
+    stages = max(1, min(stages, _SHARED_MEMORY // (2 * block * size_pad * q_BHD.element_size())))
     _decode[(lanes, heads.kv, splits)](
-        q_BHD, *kv, out, parts, weights, pages.tables, lanes_B, positions_B, heads.scale * _LOG2_E, heads.window,
-        splits, pages.tables.shape[1], PAGE=pages.page_tokens, HEADS=heads.query, KV=heads.kv, SIZE=heads.size,
+        q_BHD, *kv, out, parts, weights, pages.tables, lanes_B, positions_B, q_BHD if sinks_H is None else sinks_H,
+        heads.scale * _LOG2_E, heads.softcap * _LOG2_E, heads.window, splits, pages.tables.shape[1],
+        PAGE=pages.page_tokens, HEADS=heads.query, KV=heads.kv, SIZE=heads.size,
         GROUP_PAD=max(16, triton.next_power_of_2(heads.query // heads.kv)), SIZE_PAD=size_pad, BLOCK=block,
-        SHORTEST=SHORTEST, SHARED=shared, num_warps=2 if size_pad <= 64 else 4,
-        num_stages=5 if few else 2 if programs >= 1024 else 3, **launch_options(),
+        SHORTEST=SHORTEST, SHARED=shared, CAPPED=heads.softcap > 0, SINKS=sinks_H is not None,
+        num_warps=2 if size_pad <= 64 else 4,
+        num_stages=stages, **launch_options(),
     )  # fmt: skip
     if shared:
         _join[(lanes, heads.query)](
@@ -195,27 +225,50 @@ def decode(
     return out
 
 
-def prefill(q_THD: Tensor, kv: KeysValues, heads: HeadShape, pages: PageTable, batch: PrefillBatch) -> Tensor:
+def _pad_size(heads: HeadShape) -> int:
+    """Return the power of 2 that holds a head; tensor cores multiply 16 numbers at least."""
+    return max(16, int(triton.next_power_of_2(heads.size)))
+
+
+def prefill(
+    q_THD: Tensor,
+    kv: KeysValues,
+    heads: HeadShape,
+    pages: PageTable,
+    batch: PrefillBatch,
+    sinks_H: Tensor | None = None,
+) -> Tensor:
     """See `BlockOps.prefill`."""
-    if q_THD.is_cuda and q_THD.dtype != torch.float32 and heads.size % 8 == 0 and heads.size <= 256:
+    plain = not heads.softcap and sinks_H is None and heads.size % 8 == 0 and heads.size <= 256
+    if q_THD.is_cuda and q_THD.dtype != torch.float32 and plain:
         return _prefill_with_flash(q_THD, kv, heads, batch)
-    return prefill_pages(q_THD, kv, heads, pages, batch.tiles)
+    return prefill_pages(q_THD, kv, heads, pages, batch.tiles, sinks_H)
 
 
-def prefill_pages(q_THD: Tensor, kv: KeysValues, heads: HeadShape, pages: PageTable, tiles_N4: Tensor) -> Tensor:
+def prefill_pages(
+    q_THD: Tensor,
+    kv: KeysValues,
+    heads: HeadShape,
+    pages: PageTable,
+    tiles_N4: Tensor,
+    sinks_H: Tensor | None = None,
+) -> Tensor:
     """Attend with tiles of prompts to their pages, in any type."""
     out = torch.empty_like(q_THD)
+    size_pad = _pad_size(heads)
+    wide = size_pad * q_THD.element_size() > 512  # twice the shared memory
     _prefill[(len(tiles_N4), heads.query)](
-        q_THD, *kv, out, pages.tables, tiles_N4, heads.scale * _LOG2_E, heads.window, pages.tables.shape[1],
-        PAGE=pages.page_tokens, HEADS=heads.query, KV=heads.kv, SIZE=heads.size,
-        SIZE_PAD=triton.next_power_of_2(heads.size), ROWS=TILE_TOKENS, BLOCK=64, num_warps=4, num_stages=2,
+        q_THD, *kv, out, pages.tables, tiles_N4, q_THD if sinks_H is None else sinks_H, heads.scale * _LOG2_E,
+        heads.softcap * _LOG2_E, heads.window, pages.tables.shape[1], PAGE=pages.page_tokens, HEADS=heads.query,
+        KV=heads.kv, SIZE=heads.size, SIZE_PAD=size_pad, ROWS=TILE_TOKENS, BLOCK=32 if wide else 64,
+        CAPPED=heads.softcap > 0, SINKS=sinks_H is not None, num_warps=4, num_stages=1 if wide else 2,
         **launch_options(),
     )  # fmt: skip
     return out
 
 
 def _prefill_with_flash(q_THD: Tensor, kv: KeysValues, heads: HeadShape, batch: PrefillBatch) -> Tensor:
-    keys, values = (part.index_select(0, batch.context_rows) for part in kv)
+    keys, values = (read_kv_rows(part, batch.context_rows, q_THD.dtype) for part in kv)
     start = len(keys) - len(q_THD)
     aligned = len(q_THD) % _CUDNN_TOKENS == 0 and start % _CUDNN_TOKENS == 0
     if batch.pieces == 1 and aligned and not heads.window and heads.size <= 128 and _is_hopper():

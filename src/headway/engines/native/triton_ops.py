@@ -9,9 +9,11 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn.functional import linear
 
-from headway.engines.native import block_ops, triton_attention, triton_products, triton_sampling
+from headway.engines.native import block_ops, triton_attention, triton_products, triton_quantize, triton_sampling
 from headway.engines.native.block_ops import BlockOps, HeadShape, KeysValues, PageTable, RotaryTable
+from headway.engines.native.quantized_products import FP8, QuantizedRows
 from headway.engines.native.triton_launch import launch_options, wait_for_previous_kernel
+from headway.engines.native.triton_quantize import find_scale
 
 _TOKEN = tl.constexpr(block_ops.TOKEN)
 _POSITION = tl.constexpr(block_ops.POSITION)
@@ -36,8 +38,8 @@ def _locate(
 
 @triton.jit
 def _add_norm(
-    x, delta, weight, out, eps, plane, WIDTH: tl.constexpr, PAD: tl.constexpr, PLANES: tl.constexpr,
-    EARLY: tl.constexpr,
+    x, delta, weight, out, scales, eps, plane, WIDTH: tl.constexpr, PAD: tl.constexpr, PLANES: tl.constexpr,
+    QUANTIZED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     wait_for_previous_kernel(EARLY)
     row = tl.program_id(0).to(tl.int64) * WIDTH
@@ -50,6 +52,10 @@ def _add_norm(
         tl.store(x + row + i, value, mask=here)
     scale = tl.rsqrt(tl.sum(value * value, 0) / WIDTH + eps)
     normed = value * scale * tl.load(weight + i, mask=here, other=0.0).to(tl.float32)
+    if QUANTIZED:
+        by = find_scale(tl.max(tl.abs(normed), 0))
+        tl.store(scales + tl.program_id(0), by)
+        normed = tl.minimum(tl.maximum(normed / by, -448.0), 448.0)
     tl.store(out + row + i, normed.to(out.dtype.element_ty), mask=here)
 
 
@@ -104,9 +110,9 @@ def _rotate_store(
     to_k = keys + target + (head - HEADS) * SIZE + d
     tl.store(to_q, first, mask=here & (head < HEADS))
     tl.store(to_q + half, second, mask=here & (head < HEADS))
-    tl.store(to_k, first, mask=here & (head >= HEADS))
-    tl.store(to_k + half, second, mask=here & (head >= HEADS))
-    tl.store(values + target + i, value.to(q.dtype.element_ty), mask=i < KV * SIZE)
+    tl.store(to_k, first.to(keys.dtype.element_ty), mask=here & (head >= HEADS))
+    tl.store(to_k + half, second.to(keys.dtype.element_ty), mask=here & (head >= HEADS))
+    tl.store(values + target + i, value.to(values.dtype.element_ty), mask=i < KV * SIZE)
 
 
 class TritonBlockOps(BlockOps):
@@ -127,19 +133,20 @@ class TritonBlockOps(BlockOps):
 
     def add_norm(self, x_TE: Tensor, delta_TE: Tensor | None, weight_E: Tensor, eps: float) -> Tensor:
         out = torch.empty(x_TE.shape, dtype=weight_E.dtype, device=x_TE.device)
-        width = x_TE.shape[-1]
-        pad = triton.next_power_of_2(width)
-        _add_norm[(len(x_TE),)](
-            x_TE, x_TE if delta_TE is None else delta_TE, weight_E, out, eps, x_TE.numel(),
-            WIDTH=width, PAD=pad, PLANES=_planes(delta_TE), num_warps=4 if pad <= 2048 else 8, **launch_options(),
-        )  # fmt: skip
+        _run_add_norm(x_TE, delta_TE, weight_E, eps, out, None)
         return out
+
+    def add_norm_quantized(self, x_TE: Tensor, delta_TE: Tensor | None, weight_E: Tensor, eps: float) -> QuantizedRows:
+        out = torch.empty(x_TE.shape, dtype=FP8, device=x_TE.device)
+        scale = torch.empty(len(x_TE), 1, dtype=torch.float32, device=x_TE.device)
+        _run_add_norm(x_TE, delta_TE, weight_E, eps, out, scale)
+        return QuantizedRows(out, scale)
 
     def rotate_store(
         self, qkv: Tensor, heads: HeadShape, rotary: RotaryTable, positions_T: Tensor, rows_T: Tensor, kv: KeysValues
     ) -> Tensor:
         tokens = qkv.shape[-2]
-        q = torch.empty(tokens, heads.query, heads.size, dtype=kv[0].dtype, device=qkv.device)
+        q = torch.empty(tokens, heads.query, heads.size, dtype=block_ops.choose_query_dtype(kv), device=qkv.device)
         norms = rotary.query_norm is not None
         _rotate_store[(tokens,)](
             qkv, rotary.cos, rotary.sin, rotary.query_norm if norms else rotary.cos,
@@ -151,12 +158,12 @@ class TritonBlockOps(BlockOps):
         )  # fmt: skip
         return q
 
-    def product(self, x_TE: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def _multiply(self, x_TE: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if triton_products.is_faster(len(x_TE), weight.numel()):
             return triton_products.product(x_TE, weight, bias)
         return linear(x_TE, weight, bias)
 
-    def gated(self, x_TE: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def _multiply_gated(self, x_TE: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if bias is None and triton_products.is_faster(len(x_TE), weight.numel() // 2):
             return triton_products.gated(x_TE, weight)
         gate_up = linear(x_TE, weight, bias)
@@ -165,6 +172,21 @@ class TritonBlockOps(BlockOps):
         grid = (len(gate_up), triton.cdiv(width, 1024))
         _gated[grid](gate_up, out, WIDTH=width, BLOCK=1024, num_warps=4, **launch_options())
         return out
+
+    def _gate_and_quantize(self, gate_up: Tensor) -> QuantizedRows:
+        return QuantizedRows(*triton_quantize.gate_and_quantize(gate_up))
+
+
+def _run_add_norm(
+    x_TE: Tensor, delta_TE: Tensor | None, weight_E: Tensor, eps: float, out: Tensor, scale: Tensor | None
+) -> None:
+    width = x_TE.shape[-1]
+    pad = triton.next_power_of_2(width)
+    _add_norm[(len(x_TE),)](
+        x_TE, x_TE if delta_TE is None else delta_TE, weight_E, out, x_TE if scale is None else scale, eps,
+        x_TE.numel(), WIDTH=width, PAD=pad, PLANES=_planes(delta_TE), QUANTIZED=scale is not None,
+        num_warps=4 if pad <= 2048 else 8, **launch_options(),
+    )  # fmt: skip
 
 
 def _planes(product: Tensor | None) -> int:

@@ -23,7 +23,7 @@ from headway.models.model_checks import print_once
 from headway.trainers.base import ScoreKind
 from headway.trainers.local.local_optimizer import Optimizer
 from headway.trainers.local.optimizer_steps import StepLearner, retry_on_oom
-from headway.trainers.local.policy_model import COMPUTE_DTYPES, PolicyModel, count_active_weights, peak_tflops
+from headway.trainers.local.policy_model import COMPUTE_DTYPES, PolicyModel, count_token_operations, peak_tflops
 from headway.trainers.local.policy_update import TrainableState, compute_advantages, update_policy
 from headway.trainers.local.rank_group import SINGLE_RANK, RankGroup
 from headway.trainers.local.settings import LocalSettings
@@ -58,7 +58,7 @@ class LocalLearner(StepLearner):
         self.critic = None if decoder is None else ranks.make_critic(decoder, settings)
         self._prepared: tuple[Any, TokenBatch, Advantages] | None = None
         """What `compute_returns` made of a batch that has not been learnt yet, with the identity of the batch."""
-        self._active_weights = count_active_weights(self.policy.causal)
+        self._token_operations = count_token_operations(self.policy.causal)
         self._peak_tflops = peak_tflops(settings.device)
         self.state = TrainableState(
             policy=self.policy,
@@ -114,7 +114,7 @@ class LocalLearner(StepLearner):
             "kl": float(advantages.kl),
             "micro_batch_tokens": float(self.settings.micro_batch_tokens),
             **measure_allocator(self.settings.device),
-            "tflop": 6e-12 * self._active_weights * report.packed_tokens,
+            "tflop": 1e-12 * self._token_operations * report.packed_tokens,
             **({} if self._peak_tflops is None else {"peak_tflops": self._peak_tflops * self.ranks.size}),
         }
 

@@ -1,13 +1,16 @@
 """LoRA adapters through `peft`, which is imported only where adapters are configured.
 
-Guarantees: only adapters train. Merged weights have the names and shapes of the model without adapters. Adapters start
-as the identity, so a model with fresh adapters computes what it computed before.
+Guarantees: only adapters train, in the precision of the model. Merged weights have the names and shapes of the model
+without adapters. Adapters start as the identity, so a model with fresh adapters computes what it computed before.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from headway.errors import ConfigError
 from headway.extras import suggest_install
@@ -33,10 +36,11 @@ def attach_adapters(model: Any, settings: LoraSettings) -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
         try:
-            adapted = get_peft_model(model, config)
+            adapted = get_peft_model(model, config, autocast_adapter_dtype=False)
         except ValueError as error:
             raise ConfigError(str(error), key="lora_target", value=list(settings.targets)) from error
     _check_head(model, settings)
+    fuse_adapted_layers(model)
     return adapted
 
 
@@ -48,6 +52,55 @@ def _check_head(model: Any, settings: LoraSettings) -> None:
         raise ConfigError(
             "the head has no adapters", key="lora_target", value=list(settings.targets), hint="without it"
         )
+
+
+def fuse_adapted_layers(model: Any) -> int:
+    """Let plain linear layers with adapters compute as `AdaptedProduct`, and return how many do."""
+    from peft.tuners.lora import Linear
+
+    found = [
+        module
+        for module in model.modules()
+        if type(module) is Linear and type(module.base_layer) is nn.Linear and not module.use_dora.get(ADAPTER_NAME)
+    ]
+    for module in found:
+        module.forward = partial(_multiply_adapted, module, module.forward)
+    return len(found)
+
+
+def _multiply_adapted(module: Any, usual: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    if module.disable_adapters or module.merged:
+        return usual(x)
+    base, down, up = module.base_layer, module.lora_A[ADAPTER_NAME].weight, module.lora_B[ADAPTER_NAME].weight
+    found: Tensor = AdaptedProduct.apply(x, base.weight, base.bias, down, up, module.scaling[ADAPTER_NAME])
+    return found
+
+
+class AdaptedProduct(torch.autograd.Function):
+    """x · Wᵀ + b + s · (x · Aᵀ) · Bᵀ with a frozen W, in matrix products alone: nothing is scaled or added by itself.
+
+    The bias is frozen like W. Kept for the backward pass are x and x · Aᵀ, which is as narrow as the rank.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor, up: Tensor, scale: float
+    ) -> Tensor:
+        flat = x.reshape(-1, x.shape[-1])
+        narrow = flat @ down.t()
+        product = linear(flat, weight, bias).addmm_(narrow, up.t(), alpha=scale)
+        ctx.save_for_backward(flat, narrow, weight, down, up)
+        ctx.scale, ctx.shape = scale, x.shape
+        return product.view(*x.shape[:-1], -1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        flat, narrow, weight, down, up = ctx.saved_tensors
+        grad = grads[0].reshape(-1, grads[0].shape[-1])
+        back = (grad @ up).mul_(ctx.scale)
+        for_up = (grad.t() @ narrow).mul_(ctx.scale)
+        for_x = (grad @ weight).addmm_(back, down).view(ctx.shape) if ctx.needs_input_grad[0] else None
+        return for_x, None, None, back.t() @ flat, for_up, None
 
 
 def merge_adapters(model: Any) -> dict[str, Tensor]:

@@ -6,8 +6,9 @@ is slow, and one line says so. A model whose packed forward pass differs from it
 when the `PolicyModel` is made, by a trial. `weights` are detached tensors under the names of `transformers`, with LoRA
 merged.
 
-The work of a step is counted as six operations for every active weight and packed token. Recomputation does not count,
-and neither does attention, which is little at the usual lengths. An embedding that is only looked up does not compute.
+The work of a step is counted as six operations for every active weight and packed token, four for a frozen one.
+Recomputation does not count, and neither does attention, which is little at the usual lengths. An embedding that is
+only looked up does not compute.
 
 Legend: L tokens of a pack, N actions, V vocabulary.
 """
@@ -246,11 +247,12 @@ PEAK_TFLOPS: Mapping[str, float] = {
 """Dense bf16 TFLOP/s of GPUs, by a part of their name."""
 
 
-def count_active_weights(model: Any) -> int:
-    """Return the number of weights that every token is multiplied with."""
-    found: int = sum(one.numel() for one in model.parameters())
-    inside, outside = model.get_input_embeddings().weight, model.get_output_embeddings().weight
-    return found if inside is outside else found - int(inside.numel())
+def count_token_operations(model: Any) -> int:
+    """Return the operations of a step for each token: six for every weight, four where it has no gradient."""
+    head = model.get_output_embeddings().weight
+    inside = {id(model.get_input_embeddings().weight)} - {id(head)}
+    counted = [one for one in model.parameters() if id(one) not in inside]
+    return sum((6 if one.requires_grad else 4) * one.numel() for one in counted)
 
 
 def peak_tflops(device: str) -> float | None:

@@ -220,6 +220,24 @@ def test_a_sample_for_which_there_is_no_memory_is_named_and_nothing_is_changed()
     asyncio.run(scenario())
 
 
+def test_a_sample_that_is_too_long_for_kept_activations_has_them_recomputed(capfd: pytest.CaptureFixture[str]) -> None:
+    async def scenario() -> None:
+        options = settings(micro_batch_tokens=400, gradient_checkpointing=False)
+        made, other = trainer(options), trainer(options)
+        policy = made.learner.policy
+
+        def enter(*_: Any) -> None:
+            if not policy.activations.recompute:
+                raise torch.OutOfMemoryError("no room for it")
+
+        policy.backbone.register_forward_pre_hook(enter)
+        metrics, wanted = await made.train(batch(0, longest=20)), await other.train(batch(0, longest=20))
+        assert made.version == 1 and metrics["grad_norm"] == pytest.approx(wanted["grad_norm"], rel=1e-5)
+        assert "activations are recomputed from now on" in capfd.readouterr().err
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("kind", [RuntimeError, torch.OutOfMemoryError])
 def test_an_error_while_weights_move_loses_the_trainer(kind: type[Exception]) -> None:
     async def scenario() -> None:

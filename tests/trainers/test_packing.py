@@ -15,8 +15,9 @@ from headway.algorithms.losses import LossSettings
 from headway.algorithms.objective import PolicyObjective
 from headway.trainers.local import tree_attention
 from headway.trainers.local.local_learner import LocalLearner
+from headway.trainers.local.policy_model import PolicyModel
 from headway.trainers.local.settings import LocalSettings
-from headway.trainers.local.token_batch import make_token_rows
+from headway.trainers.local.token_batch import TokenRow, make_token_rows
 from headway.trainers.local.training_thread import CommitGate
 from headway.trainers.local.tree_packing import PromptTree, common_prefix_length, pack_rows
 from headway.types import Batch, Sample, SampleGroup
@@ -218,3 +219,42 @@ def test_who_sees_whom() -> None:
     ]
     assert common_prefix_length([(1, 2, 3), (1, 2), (1, 2, 4)]) == 2
     assert common_prefix_length([(1,), (2,)]) == 0 and common_prefix_length([(5, 6)]) == 2
+
+
+@pytest.mark.parametrize("window", [None, 30])
+@pytest.mark.parametrize("before", [0, 40])
+def test_long_sequences_are_computed_without_a_mask_of_all_pairs(
+    before: int, window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 2, length, 8, dtype=torch.float64) for length in (600, 600 + before, 600 + before))
+    wanted = tree_attention.causal_attention(q, k, v, before, window, None)
+    largest: list[int] = []
+    attend = torch.nn.functional.scaled_dot_product_attention
+
+    def spied(*args: Any, attn_mask: torch.Tensor | None = None, **options: Any) -> torch.Tensor:
+        largest.append(0 if attn_mask is None else attn_mask.numel())
+        return attend(*args, attn_mask=attn_mask, **options)
+
+    monkeypatch.setattr(tree_attention, "scaled_dot_product_attention", spied)
+    monkeypatch.setattr(tree_attention, "LARGEST_MASK", 1000)
+    found = tree_attention.causal_attention(q, k, v, before, window, None)
+    torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-10)
+    assert max(largest) <= (0 if window is None else 256 * (256 + 30))
+
+
+def test_a_sample_longer_than_the_budget_is_a_pack_of_its_own_and_changes_no_gradient() -> None:
+    rows: list[TokenRow] = []
+    for number, (length, first) in enumerate(((40, 0), (5, 40), (3, 45), (60, 48))):
+        tokens, actions = (*range(3, 9), *[number] * length), tuple(range(6, 6 + length))
+        rows.append(TokenRow(sample_id="x", group=number // 2, tokens=tokens, actions=actions, first=first))
+    packs = pack_rows(rows, budget=20)
+    assert sorted(pack.token_L.numel() for pack in packs) == [20, 46, 66]
+    found = []
+    for some in (packs, pack_rows(rows, budget=1000)):
+        policy = PolicyModel(exact(), LocalSettings(precision="fp64"))
+        for pack in some:
+            policy.logps(pack).logp_N.sum().backward()
+        found.append([one.grad for one in policy.trainable().values()])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)

@@ -52,6 +52,7 @@ def fuse_decoder_layers(model: Any, activations: ActivationPolicy) -> int:
             print_once(f"{type(layer).__name__} is computed as transformers does it, without fused kernels: {problem}")
             return number
         layer.forward = fused
+        layer.gradient_checkpointing = layer.training = False  # it recomputes by itself
     return len(layers)
 
 

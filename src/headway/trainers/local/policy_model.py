@@ -15,6 +15,7 @@ Legend: L tokens of a pack, N actions, V vocabulary.
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -159,16 +160,9 @@ def prepare_model(model: Any, settings: LocalSettings) -> Any:
         one.data = one.data.to(COMPUTE_DTYPES[settings.precision])
     if problem is None:
         model.set_attn_implementation(tree_attention.TREE_ATTENTION)
-    if torch.device(settings.device).type == "cuda":
-        fuse_rms_norms(model)
-    activations = ActivationPolicy(recompute=False, offload=settings.activation_offload)
-    model.base_model.headway_activations = activations
-    dtype, device = COMPUTE_DTYPES[settings.precision], torch.device(settings.device)
-    if settings.fused_layers and problem is None and tree_attention.has_flash(device, dtype):
-        if layer_functions.has_kernels(device, dtype):
-            fuse_decoder_layers(model, activations)
-        else:
-            print_once("layers are computed as transformers does it, without fused kernels: triton is not installed")
+    policy = ActivationPolicy(recompute=False, offload=settings.activation_offload)
+    model.base_model.headway_activations = policy
+    install_fused_kernels(model, settings if problem is None else replace(settings, fused_layers=False))
     model.eval()
     if settings.gradient_checkpointing:
         enable_recomputation(model)
@@ -177,6 +171,19 @@ def prepare_model(model: Any, settings: LocalSettings) -> Any:
             if isinstance(getattr(module, name), float):  # layers that checkpoint and apply dropout themselves
                 setattr(module, name, 0.0)
     return model
+
+
+def install_fused_kernels(model: Any, settings: LocalSettings) -> None:
+    """Let `model` compute by fused kernels what it can, on the device and in the precision of `settings`."""
+    device, dtype = torch.device(settings.device), COMPUTE_DTYPES[settings.precision]
+    if device.type == "cuda":
+        fuse_rms_norms(model)
+    if not settings.fused_layers or not tree_attention.has_flash(device, dtype):
+        return
+    if not layer_functions.has_kernels(device, dtype):
+        print_once("layers are computed as transformers does it, without fused kernels: triton is not installed")
+        return
+    fuse_decoder_layers(model, get_activation_policy(model.base_model))
 
 
 def enable_recomputation(model: Any) -> None:

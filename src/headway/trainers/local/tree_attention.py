@@ -2,8 +2,8 @@
 
 On a GPU in half precision a whole pack is one call of flash attention, in which a member is a sequence whose keys are
 the prompt and itself. Elsewhere a small tree is one call with a mask, and a large one is a call for the prompt and one
-for each member. The cost therefore grows with what is seen and not with the square of the pack, and no mask is larger
-than one tree.
+for each member. The cost therefore grows with what is seen and not with the square of the pack, and a long sequence
+has no mask.
 
 The function is registered with `transformers` under `TREE_ATTENTION`. It works for every decoder that calls its
 attention through that interface and passes unknown keywords on. Without a tree it is plain causal attention. Soft caps
@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from headway.models.attention_scores import NO_EXTRAS, ScoreExtras, attend_with_extras
 from headway.trainers.local import long_attention
@@ -29,6 +29,8 @@ from headway.trainers.local.tree_packing import AttentionSpans, PromptTree, Toke
 TREE_ATTENTION = "headway_tree"
 SMALL_TREE_TOKENS = 512
 """Size up to which a tree is one call with a mask."""
+LARGEST_MASK = 2**22
+"""Number of pairs of query and key up to which a mask is made for them."""
 
 
 def make_attention_spans(pack: TokenPack, dtype: torch.dtype) -> AttentionSpans | None:
@@ -168,14 +170,37 @@ def causal_attention(
         window = None
     if before == 0 and window is None and not extras.needed:
         return scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling)
+    if q.shape[2] * k.shape[2] > LARGEST_MASK and not extras.needed:
+        if window is not None:
+            return _attend_in_blocks(q, k, v, before, window, scaling)
+        every_q = pad(q, (0, 0, before, 0))  # queries that nobody reads make it square, so that it needs no mask
+        return scaled_dot_product_attention(every_q, k, v, is_causal=True, scale=scaling)[:, :, before:]
+    mask = _make_causal_mask(q, k, before, window)
+    if extras.needed:
+        return attend_with_extras(q, k, v, attn_mask=mask, scale=scaling, extras=extras)
+    return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scaling)
+
+
+def _attend_in_blocks(q: Tensor, k: Tensor, v: Tensor, before: int, window: int, scaling: float | None) -> Tensor:
+    """Attend with a window, some queries at a time with the keys that they see."""
+    parts, step = [], max(window, 256)
+    for start in range(0, q.shape[2], step):
+        block = q[:, :, start : start + step]
+        low, high = max(0, before + start - window + 1), before + start + block.shape[2]
+        mask = _make_causal_mask(block, k[:, :, low:high], before + start - low, window)
+        parts.append(
+            scaled_dot_product_attention(block, k[:, :, low:high], v[:, :, low:high], attn_mask=mask, scale=scaling)
+        )
+    return torch.cat(parts, dim=2)
+
+
+def _make_causal_mask(q: Tensor, k: Tensor, before: int, window: int | None) -> Tensor:
     rows = torch.arange(q.shape[2], device=q.device)[:, None] + before
     columns = torch.arange(k.shape[2], device=q.device)[None, :]
     mask = columns <= rows
     if window is not None:
         mask &= columns > rows - window
-    if extras.needed:
-        return attend_with_extras(q, k, v, attn_mask=mask, scale=scaling, extras=extras)
-    return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scaling)
+    return mask
 
 
 @lru_cache(maxsize=64)

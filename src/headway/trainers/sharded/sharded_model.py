@@ -21,9 +21,9 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 
 from headway.algorithms.logprobs import TokenLogps
 from headway.errors import ConfigError
-from headway.models.model_checks import check_attention
+from headway.models.model_checks import check_attention, print_once
 from headway.trainers.local import lora
-from headway.trainers.local.policy_model import CriticModel, PolicyModel, compute_hidden_states, fuse_rms_norms
+from headway.trainers.local.policy_model import CriticModel, PolicyModel, compute_hidden_states, install_fused_kernels
 from headway.trainers.local.settings import LocalSettings
 from headway.trainers.local.tree_packing import TokenPack
 from headway.trainers.sharded import context_parallel
@@ -158,8 +158,10 @@ class ShardedPolicy(ShardedWeights, PolicyModel):
         super().__init__(model, _host_settings(model, settings), adapters=adapters)
         self._settings = settings
         self._adapted = find_adapted_layers(self.causal)
-        if torch.device(settings.device).type == "cuda":
-            fuse_rms_norms(self.causal)
+        if self.activations.offload:
+            print_once("activation_offload has no effect where a model is cut over ranks")
+            self.activations.offload = False
+        install_fused_kernels(self.causal, settings)
         self._root = _shard_model(self.causal, self.backbone, self._compute_numbers, meshes, settings)
         self._list_shards(self.causal)
 

@@ -24,6 +24,8 @@ _LIBRARIES = GIB
 """Memory of the CUDA context and of libraries, for each process on a card."""
 _LOGIT_CHUNKS = 3 * GIB
 """Most memory of logits: three chunks, whatever the number of tokens."""
+_KEPT_PROBABILITIES = 8 * GIB
+"""Most memory of probabilities that are kept for the backward pass, on a GPU of 128 GiB."""
 _DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 2}
 """Bytes of an element as it travels and is computed with; weights in 8 bits arrive in 16."""
 
@@ -104,9 +106,13 @@ class MemoryModel:
         tokens = -(-micro * self.resolved.derived.sequence_length // self.context)
         wide = 8 * shape.hidden + 3 * shape.intermediate + 2 * (shape.heads + shape.kv_heads) * shape.head_size
         layer = tokens * wide * self.train_bytes
-        every = shape.layers * (layer if train.model_args.disable_gradient_checkpointing else tokens * shape.hidden * 2)
+        keeps_all, heads = train.model_args.disable_gradient_checkpointing, shape.heads + shape.kv_heads
+        recomputed = tokens * 2 * (shape.hidden + heads * shape.head_size) * self.train_bytes
+        every = 0 if train.model_args.activation_offload else shape.layers * (layer if keeps_all else recomputed)
         gathered = self.train_bytes * (2 * shape.layer_parameters + 2 * shape.vocabulary * shape.hidden)
         logits = min(12 * tokens * shape.vocabulary, _LOGIT_CHUNKS)
+        if keeps_all:
+            logits += min(2 * tokens * shape.vocabulary, _KEPT_PROBABILITIES)
         return {"activations": every + 2 * layer + logits + (gathered if self.ranks > 1 else 0)}
 
     def estimate_libraries(self) -> dict[str, int]:

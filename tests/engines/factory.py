@@ -65,15 +65,16 @@ def make_model(family: str = "llama", *, seed: int = 0, **changes: Any) -> PreTr
     return model.eval()
 
 
-def counting_model(size: int = 128) -> PreTrainedModel:
+def counting_model(size: int = 128, **changes: Any) -> PreTrainedModel:
     """Says n + 1 after n, whatever came before: every length is known beforehand."""
-    model = make_model(hidden_size=size, vocab_size=size, num_hidden_layers=1)
+    model = make_model(**({"hidden_size": size, "vocab_size": size, "num_hidden_layers": 1} | changes))
+    words = model.config.vocab_size
     with torch.no_grad():
         for name, tensor in model.named_parameters():
             if "o_proj" in name or "down_proj" in name:
                 tensor.zero_()
-        model.get_input_embeddings().weight.copy_(torch.eye(size))
-        model.get_output_embeddings().weight.copy_(50 * torch.eye(size).roll(1, dims=0))
+        model.get_input_embeddings().weight.copy_(torch.eye(words))
+        model.get_output_embeddings().weight.copy_(50 * torch.eye(words).roll(1, dims=0))
     return model
 
 

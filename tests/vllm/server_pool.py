@@ -27,8 +27,17 @@ from tests.engines.factory import counting_model, make_model
 
 PYTHON = os.environ["HEADWAY_VLLM"]
 """Interpreter of an environment that has vLLM."""
-SIZE = 512
+SIZE = 2048
 """Tokens that the models know, and that a context has: requests can be so long that there is time to disturb them."""
+DISTURBED_TOKENS = 1600
+"""Tokens of a request that a test disturbs: seconds of decoding on a machine that does nothing else."""
+SHAPE: dict[str, Any] = {
+    "hidden_size": SIZE,
+    "vocab_size": SIZE,
+    "num_hidden_layers": 1,
+    "head_dim": 128,
+    "max_position_embeddings": SIZE,
+}
 SETTINGS = ServerSettings(slots=8, context_tokens=SIZE, drain_s=5.0)
 BASE = "actor_infer.strategy_args"
 
@@ -116,8 +125,8 @@ class ServerPool:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.counting = counting_model(SIZE)
-        self.random = make_model(hidden_size=SIZE, vocab_size=SIZE, num_hidden_layers=1)
+        self.counting = counting_model(**SHAPE)
+        self.random = make_model(**SHAPE)
         self.model = save(self.counting, root / "model")
         self.kept: dict[str, SharedServer] = {}
         self.engines: list[WatchedServerEngine] = []

@@ -14,7 +14,7 @@ from headway.weights.base import Bucket, WeightReceiver, WeightSource, WeightTra
 from tests.contracts.engine_contract import EngineContract
 from tests.contracts.weights_contract import WeightsContract
 from tests.engines import factory
-from tests.vllm.server_pool import ServerPool, WatchedServerEngine, family, gone
+from tests.vllm.server_pool import DISTURBED_TOKENS, ServerPool, WatchedServerEngine, family, gone
 
 
 class OverVllm:
@@ -29,7 +29,7 @@ class OverVllm:
 
 
 class TestVllmEngine(OverVllm, EngineContract):
-    LENGTH = 400
+    LENGTH = DISTURBED_TOKENS
 
     def make(self, name: str = "engine/0") -> Engine:
         return self.place.engine(name, end_tokens=[self.LENGTH + 3])

@@ -34,7 +34,7 @@ from tests.vllm.in_process import (
     shared_by,
     start,
 )
-from tests.vllm.server_pool import SIZE, ServerPool, family, gone, save
+from tests.vllm.server_pool import DISTURBED_TOKENS, SHAPE, ServerPool, family, gone, save
 from tests.vllm.test_tokens import FLIPS, always, check_versions_of_tokens, make_request, other_names
 
 
@@ -59,7 +59,7 @@ class InVllm:
 
 
 class TestInProcessEngine(InVllm, EngineContract):
-    LENGTH = 400
+    LENGTH = DISTURBED_TOKENS
 
     def make(self, name: str = "engine/0") -> Engine:
         return self.inside.engine(name, ends=(self.LENGTH + 3,))
@@ -190,7 +190,7 @@ def test_weights_whose_names_do_not_match_never_reach_vllm(inside: InProcessPool
         await serve(engine, inside.place.counting, 0)
         with pytest.raises(TransferError, match=r"version 1 has also .*q_norm.weight"):
             await serve(engine, other_names(), 1)
-        tied = factory.make_model(hidden_size=SIZE, vocab_size=SIZE, num_hidden_layers=1, tie_word_embeddings=True)
+        tied = factory.make_model(**SHAPE, tie_word_embeddings=True)
         with pytest.raises(TransferError, match=r"version 1 lacks lm_head.weight"):
             await serve(engine, tied, 1)
         assert await engine.generate(make_request(5), Progress()) is FinishReason.LENGTH, "it serves what it had"
@@ -205,9 +205,7 @@ def test_weights_that_vllm_cannot_load_take_it_down_with_its_words(inside: InPro
     async def scenario() -> None:
         engine = inside.engine()
         await serve(engine, inside.place.counting, 0)
-        narrow = factory.make_model(
-            hidden_size=SIZE, vocab_size=SIZE, num_hidden_layers=1, intermediate_size=64, num_key_value_heads=2
-        )
+        narrow = factory.make_model(**SHAPE, intermediate_size=64)
         with pytest.raises(EngineCrashed, match=r"version 1: .*"):
             await serve(engine, narrow, 1)
         assert engine.receiver.version == -1
@@ -238,7 +236,7 @@ def told_at_the_start(place: ServerPool, tmp_path: Path, model: Path, **args: ob
 
 
 def test_one_that_dies_while_it_loads_says_why_with_its_last_lines(place: ServerPool, tmp_path: Path) -> None:
-    model = save(factory.counting_model(), tmp_path / "model")
+    model = save(factory.counting_model(**SHAPE), tmp_path / "model")
     (model / "model.safetensors").write_bytes(b"no weights at all")
     said = str(told_at_the_start(place, tmp_path, model))
     assert "SafetensorError: Error while deserializing header" in said and "\n  | " in said

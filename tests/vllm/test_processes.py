@@ -11,7 +11,7 @@ from headway.engines.servers.server_engine import ServerEngine
 from headway.engines.servers.vllm_dialect import VllmDialect
 from headway.errors import ConfigError, EngineCrashed
 from tests.engines import factory
-from tests.vllm.server_pool import PYTHON, SETTINGS, ServerPool, children, family, gone, owned, save
+from tests.vllm.server_pool import PYTHON, SETTINGS, SHAPE, ServerPool, children, family, gone, owned, save
 
 
 def refused(place: ServerPool, tmp_path: Path, model: Path, **args: object) -> str:
@@ -39,7 +39,7 @@ def test_an_option_that_vllm_does_not_know_is_shown_as_it_says_it(place: ServerP
 
 
 def test_a_server_that_dies_while_it_loads_says_why(place: ServerPool, tmp_path: Path) -> None:
-    model = save(factory.counting_model(), tmp_path / "model")
+    model = save(factory.counting_model(**SHAPE), tmp_path / "model")
     (model / "model.safetensors").write_bytes(b"no weights at all")
     said = refused(place, tmp_path, model)
     assert "exit code 1" in said and "SafetensorError: Error while deserializing header" in said

@@ -14,7 +14,7 @@ from headway.engines.base import Engine, Progress, Request
 from headway.errors import EngineCrashed, TransferError
 from headway.types import FinishReason, SamplingParams
 from tests.engines import factory
-from tests.vllm.server_pool import SIZE, ServerPool
+from tests.vllm.server_pool import SHAPE, ServerPool
 
 FLIPS, REQUESTS, LENGTH = 4, 4, 400
 
@@ -85,7 +85,7 @@ def test_a_stop_string_ends_an_answer_with_the_token_that_completes_it(place: Se
 
 def always(token: int) -> PreTrainedModel:
     """A version that says one thing: its own number."""
-    model = factory.counting_model(SIZE)
+    model = factory.counting_model(**SHAPE)
     with torch.no_grad():
         model.get_input_embeddings().weight.fill_(1.0)
         head = model.get_output_embeddings().weight
@@ -167,7 +167,7 @@ def test_every_token_carries_the_version_that_made_it(place: ServerPool, seed: i
 
 
 def other_names() -> PreTrainedModel:
-    return factory.make_model("qwen3", hidden_size=SIZE, vocab_size=SIZE, num_hidden_layers=1, head_dim=128)
+    return factory.make_model("qwen3", **SHAPE)
 
 
 def test_weights_whose_names_do_not_match_never_reach_the_server(place: ServerPool) -> None:
@@ -176,7 +176,7 @@ def test_weights_whose_names_do_not_match_never_reach_the_server(place: ServerPo
         await factory.serve(engine, place.counting, 0)
         with pytest.raises(TransferError, match=r"version 1 has also .*q_norm.weight"):
             await factory.serve(engine, other_names(), 1)
-        tied = factory.make_model(hidden_size=SIZE, vocab_size=SIZE, num_hidden_layers=1, tie_word_embeddings=True)
+        tied = factory.make_model(**SHAPE, tie_word_embeddings=True)
         with pytest.raises(TransferError, match=r"version 1 lacks lm_head.weight"):
             await factory.serve(engine, tied, 1)
         assert await engine.generate(make_request(5), Progress()) is FinishReason.LENGTH, "it serves what it had"

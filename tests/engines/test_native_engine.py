@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -11,6 +13,8 @@ import pytest
 import torch
 
 from headway.engines.base import Progress
+from headway.engines.native.native_core import make_block_core
+from headway.engines.native.native_engine import NativeEngine
 from headway.engines.native.settings import NativeSettings
 from headway.errors import ConfigError, EngineCrashed, EngineError, TransferError
 from headway.types import FinishReason, VersionRun
@@ -282,5 +286,70 @@ def test_an_engine_that_slept_serves_the_next_version_as_if_it_had_not() -> None
         assert awake._receiver.checksum != before, "other weights have another checksum"  # type: ignore[attr-defined]
         for engine in (awake, sleeper):
             await engine.close()
+
+    factory.run(scenario())
+
+
+@pytest.mark.parametrize("make_core", [None, make_block_core], ids=["steps", "blocks"])
+def test_an_engine_with_one_set_of_weights_replaces_them_and_makes_no_token_meanwhile(make_core: Any) -> None:
+    async def scenario() -> None:
+        old, new = factory.make_model(), factory.make_model(seed=1)
+        settings = NativeSettings(slots=4, slot_tokens=128, stream_tokens=1, spare_weights=False)
+        options = {"make_core": make_core, "checks": True}
+        engine, plain = (NativeEngine(str(n), factory.make_model, settings, **options) for n in range(2))
+        await factory.serve(engine, old, 0)
+        progress = Progress()
+        running = asyncio.ensure_future(engine.generate(factory.request("a", [1, 2, 3], count=100), progress))
+        while not progress.actions:
+            await asyncio.sleep(0.001)
+        manifest, buckets = factory.version_of(new, 1)
+        await engine.receiver.begin(manifest)
+        for bucket in buckets[: len(buckets) // 2]:
+            await engine.receiver.load(bucket)
+        made = len(progress.actions)
+        await engine.resume()
+        await asyncio.sleep(0.05)
+        assert len(progress.actions) == made < 100, "half of a version is not served"
+        await factory.serve(engine, new, 2)  # the one before was given up
+        await running
+        assert len(progress.actions) == 100 and {run.version for run in progress.runs} == {0, 2}
+        await factory.serve(plain, new, 0)
+        assert engine._receiver.checksum == plain._receiver.checksum != ""  # type: ignore[attr-defined]
+        asked = factory.request("b", [4, 5], count=12)
+        first, second = [(await factory.together(one, [asked]))[0].actions for one in (engine, plain)]
+        assert first == second
+        for one in (engine, plain):
+            await one.close()
+
+    factory.run(scenario())
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+def test_an_engine_that_sleeps_leaves_nothing_for_the_garbage_collector(family: str) -> None:
+    """Frozen objects are never collected: what refers to itself in a circle would stay on the device."""
+
+    async def scenario() -> None:
+        made: list[weakref.ref[Any]] = []
+
+        def make_model() -> Any:
+            made.append(weakref.ref(model := factory.make_model(family)))
+            return model
+
+        def make_core(*args: Any) -> Any:
+            parameters, core = make_block_core(*args)
+            made.extend(weakref.ref(one) for one in (parameters, core, core._runner, core._runner.kv))  # type: ignore[attr-defined]
+            return parameters, core
+
+        engine = NativeEngine("e", make_model, NativeSettings(slots=4, slot_tokens=64), make_core=make_core)
+        await factory.serve(engine, factory.make_model(family))
+        await factory.together(engine, [factory.request("a", [1, 2, 3], count=8)])
+        gc.collect()
+        gc.freeze()
+        try:
+            await engine.sleep()
+            assert len(made) == 5 and not any(one() for one in made)
+        finally:
+            gc.unfreeze()
+        await engine.close()
 
     factory.run(scenario())

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import Any, Literal
 
 import pytest
 
-from headway.cluster.ray.ray_session import ClusterNode, ResourceRequest
+from headway.cluster.ray.ray_session import ClusterNode, ResourceRequest, group_for_reservation
 from headway.config import ConfigErrors, load_config
 from headway.errors import ConfigError
 from headway.launch.memory_needs import estimate_component_needs
-from headway.launch.placement import make_resource_requests, plan_placement, select_cluster_device
-from headway.launch.trainer_ranks import count_trainer_ranks
+from headway.launch.placement import Placement, plan_on_machine, plan_placement
+from headway.launch.ray_resources import make_cluster_machine, make_resource_requests, select_cluster_device
 
 THREADS = "strategy_args.strategy_config.num_threads"
 SERVER = [
@@ -27,11 +28,24 @@ APART: dict[str, Any] = {
 }
 
 
+def plan(nodes: list[ClusterNode], **options: Any) -> Placement:
+    """Plan on a cluster that nobody has to start."""
+    resolved = load_config({"cluster": {"kind": "ray"}}, [f"{key}={value}" for key, value in options.items()])
+    return plan_on_machine(resolved, make_cluster_machine(resolved, nodes))
+
+
+def make_nodes(*gpus: int, memory: float = 0.0) -> list[ClusterNode]:
+    return [ClusterNode(name=str(n), cpus=64, gpus=count, gpu_memory_gib=memory) for n, count in enumerate(gpus)]
+
+
 def requests(device: Literal["cpu", "cuda"], **options: Any) -> dict[str, ResourceRequest]:
     resolved = load_config({"cluster": {"kind": "ray"}}, [f"{key}={value}" for key, value in options.items()])
-    return make_resource_requests(
-        resolved, device, count_trainer_ranks(resolved, device, resolved.derived.devices["actor_train"], separate=True)
-    )
+    made = plan(make_nodes(*((2, 2) if device == "cuda" else (0,))), **options)
+    found = make_resource_requests(resolved, made.places, device)
+    assert {name: request.device for name, request in found.items()} == {
+        name: made.places[name].devices[0] if device == "cuda" else None for name in found
+    }
+    return {name: replace(request, device=None) for name, request in found.items()}
 
 
 def test_a_device_is_a_slot_of_the_node_that_its_number_says() -> None:
@@ -59,7 +73,7 @@ def test_shares_of_all_devices_are_slots_too() -> None:
 
 def test_on_gpus_everybody_has_one_and_who_shares_has_a_part_of_it() -> None:
     assert requests("cuda", **APART)["engine/1"] == ResourceRequest(node=1, cpus=1, gpus=1.0)
-    shared = requests("cuda", async_generation_ratio=1)
+    shared = requests("cuda", async_generation_ratio=1, num_gpus_per_node=1)
     assert shared == {
         "trainer": ResourceRequest(node=0, cpus=1, gpus=0.5),
         "engine/0": ResourceRequest(node=0, cpus=1, gpus=0.5),
@@ -93,6 +107,34 @@ def test_sizes_make_ranks_of_slots_that_nobody_mapped() -> None:
         "trainer/0": ResourceRequest(node=0, cpus=2),
         "trainer/1": ResourceRequest(node=0, cpus=2),
     }
+
+
+def test_a_run_on_ray_is_planned_like_one_on_a_node() -> None:
+    pools = {"actor_train.device_mapping": list(range(16)), "actor_infer.device_mapping": list(range(16, 24))}
+    options = {"async_generation_ratio": 1, "allow_uncorrected_async": "true", "pretrain": "Qwen/Qwen2.5-7B", **pools}
+    made = plan(make_nodes(8, 8, memory=80.0), **options)
+    assert (made.ranks, made.replicas, made.machine.nodes) == (8, 8, 2), "pools for 24 GPUs are fitted to 16"
+    assert made.budget is not None and made.budget.sequences > 0 and made.gpus == {}
+    assert made.transport.kind == "object_store"
+    smaller = plan(make_nodes(4, 4, 4, memory=80.0), **options)
+    assert (smaller.machine.gpus, smaller.machine.nodes) == (4, 3), "machines with fewer GPUs than a node of the file"
+    everything = plan(make_nodes(0, 8, 8), device="cuda")
+    assert (everything.ranks, everything.replicas) == (16, 16), "nothing is said: trainer and engines have all"
+    with pytest.raises(ConfigError, match="a step of trainer"):
+        plan(make_nodes(1, memory=22.0), pretrain="Qwen/Qwen2.5-7B", device="cuda")
+
+
+def test_who_shares_a_gpu_is_in_one_bundle() -> None:
+    made = plan(make_nodes(2, 2), num_gpus_per_node=2, num_nodes=2, device="cuda")
+    resolved = load_config({"cluster": {"kind": "ray"}})
+    groups = group_for_reservation(make_resource_requests(resolved, made.places, "cuda"))
+    assert [(group.strategy, list(group.bundles)) for group in groups] == [
+        ("STRICT_PACK", [(0, 0), (0, 1)]),
+        ("STRICT_PACK", [(1, 2), (1, 3)]),
+    ]
+    assert all(bundle == {"CPU": 2.0, "GPU": 1.0} for group in groups for bundle in group.bundles.values())
+    on_cpu = group_for_reservation({"a": ResourceRequest(node=0, cpus=1), "b": ResourceRequest(node=1, cpus=2)})
+    assert [(group.strategy, list(group.bundles)) for group in on_cpu] == [("SPREAD", [(0, None), (1, None)])]
 
 
 def test_gpus_are_used_where_the_cluster_has_them() -> None:
@@ -143,7 +185,7 @@ def test_ranks_on_a_cluster_are_shown_with_devices_nodes_and_layout() -> None:
 
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ConfigError, match=r"Ray is not installed.*headway\[ray\]"):
+    with pytest.raises(ConfigError, match=r"Ray is not installed.*ray"):
         plan_placement(load_config({"cluster": {"kind": "ray"}}))
 
 

@@ -110,15 +110,72 @@ def test_logical_devices_share_the_cards_that_there_are(kind: str) -> None:
     assert not made.idle_cards
 
 
-def test_hybrid_roles_take_turns_and_others_overlap() -> None:
+def test_hybrid_roles_take_turns_and_others_have_devices_of_their_own() -> None:
     on_all = share(4, num_gpus_per_node=4, hybrid_engine=True)
     assert (on_all.ranks, on_all.replicas) == (4, 4)
     assert on_all.places["engine/2"].sharing == "turns" and on_all.places["engine/2"].partners == ("trainer/2",)
     assert {name: gpu for name, gpu in on_all.gpus.items() if name.startswith("engine/")} == {
         f"engine/{number}": number for number in range(4)
     }
-    overlapping = share(4, num_gpus_per_node=2, async_generation_ratio=1)
-    assert overlapping.places["engine/1"].sharing == "overlap" and overlapping.idle_cards == (2, 3)
+    ahead = share(4, num_gpus_per_node=2, async_generation_ratio=1)
+    assert ahead.places["engine/0"].sharing == "alone" and ahead.idle_cards == (2, 3)
+    assert "no devices are named: 1 of 2 train and 1 generate" in ahead.notes[0]
+    both = share(2, num_gpus_per_node=2, async_generation_ratio=1, hybrid_engine=True)
+    assert both.places["engine/1"].sharing == "turns"
+    assert any("generation stops during a step" in note for note in both.notes), "α > 0 in turns is said to gain little"
+
+
+def plan_model(model: str, gpus: int = 8, **options: Any) -> Placement:
+    resolved = load_config({"allow_uncorrected_async": True, "pretrain": model, **options})
+    return plan_placement(resolved, Machine(cores=64, gpus=gpus, gpu_memory_gib=80.0))
+
+
+EIGHT = {"actor_train.device_mapping": [0, 1, 2, 3], "actor_infer.device_mapping": [4, 5, 6, 7]}
+
+
+def test_engines_have_a_second_set_of_weights_where_there_is_room() -> None:
+    ahead = {"async_generation_ratio": 1, **EIGHT}
+    assert plan_model("Qwen/Qwen2.5-7B", **ahead).places["engine/0"].weight_sets == 2
+    tight = plan_model("Qwen/Qwen2.5-14B", **ahead)
+    assert tight.places["engine/0"].weight_sets == 1
+    assert any("engines stop while a version arrives" in note for note in tight.notes)
+    assert plan_model("Qwen/Qwen2.5-7B", **ahead, enable_dual_buffer=False).places["engine/0"].weight_sets == 1
+    assert plan_model("Qwen/Qwen2.5-7B").places["engine/0"].weight_sets == 1, "those that take turns wait anyway"
+
+
+def test_one_version_stays_on_the_cards_where_there_is_no_room_for_three() -> None:
+    small, large = plan_model("Qwen/Qwen2.5-0.5B"), plan_model("Qwen/Qwen2.5-7B")
+    assert (small.transport.kind, small.transport.buffers) == ("cuda_ipc", 3)
+    assert (large.transport.kind, large.transport.buffers) == ("cuda_ipc", 1)
+    assert not any(place.sleeps for name, place in large.places.items() if name.startswith("trainer"))
+
+
+def test_moments_leave_a_card_on_which_a_step_would_not_fit_unless_that_is_forbidden() -> None:
+    key = "actor_train.training_args.offload_optimizer"
+    made = plan_model("Qwen/Qwen3-4B", **{**EIGHT, "response_length": 31744, "actor_train.device_mapping": [0]})
+    assert made.places["trainer"].sleeps and any("lives in the memory of the host" in note for note in made.notes)
+    with pytest.raises(ConfigError, match="offload_optimizer: true"):
+        plan_model(
+            "Qwen/Qwen3-4B", **{**EIGHT, "response_length": 31744, "actor_train.device_mapping": [0], key: False}
+        )
+
+
+def test_pools_that_shrink_have_ranks_that_divide_those_before_and_one_judge_a_device() -> None:
+    judged = {
+        "rewards": {"judge": {"model_args": {"model_name_or_path": "Qwen/Qwen2.5-7B"}, "device_mapping": [12, 13]}}
+    }
+    pools = {"actor_train.device_mapping": list(range(8)), "actor_infer.device_mapping": list(range(8, 12))}
+    made = plan_model("Qwen/Qwen2.5-0.5B", gpus=7, **pools, **judged)
+    assert (made.ranks, made.replicas) == (4, 2)
+    assert made.list_reward_components("judge") == ["reward/judge"]
+    cache = made.places["reward/judge"].kv_cache_bytes
+    assert cache is not None and cache > 10 << 30, "a judge alone on its card has a large cache"
+
+
+def test_devices_of_a_critic_beyond_the_first_are_said_to_be_unused() -> None:
+    critic = {**EIGHT, "adv_estimator": "gae", "actor_infer.device_mapping": [4, 5], "critic.device_mapping": [6, 7]}
+    made = plan_model("Qwen/Qwen2.5-0.5B", **critic)
+    assert any(note.startswith("critic: one process on device 6") for note in made.notes)
 
 
 def test_engines_read_versions_from_the_rank_on_their_own_device() -> None:

@@ -38,9 +38,9 @@ PEERS = (
 
 def plan_file(name: str, path: Path) -> str:
     """Return the plans of one file; what does not fit is the line that a user reads."""
-    resolved = load_config(path)
     lines = [f"== {name}"]
     for machine in MACHINES.values():
+        resolved = load_config(path, ["cluster.kind=ray"] if machine.nodes > 1 else [])
         try:
             lines += describe_plan(resolved, plan_on_machine(resolved, machine))
         except ConfigError as error:

@@ -69,11 +69,13 @@ class EngineCore(ABC, Generic[S, W]):
         """The version that made what was returned last."""
         self._install = install
         self._paused = False
+        self._replacing = False
+        """Whether weights are replaced where they are served, so that no step may use them."""
 
     @property
     def runnable(self) -> bool:
         """Whether `step` would do anything."""
-        return not self._paused and self.scheduler.busy
+        return not (self._paused or self._replacing) and self.scheduler.busy
 
     def add(self, request: Any) -> list[RequestUpdate]:
         """Take a request in."""
@@ -95,12 +97,17 @@ class EngineCore(ABC, Generic[S, W]):
         self._paused = False
         return []
 
+    def hold(self) -> list[RequestUpdate]:
+        """Take no more steps until `flip`, however often `resume` is called; returns everything made so far."""
+        self._replacing = True
+        return self._settle()
+
     def flip(self, weights: W, version: int) -> list[RequestUpdate]:
         """Serve other weights from the next step on; what is returned was made by the old ones."""
         self._install(weights)
         updates = self.scheduler.flush()
         self.scheduler.forget_shared_prefixes()
-        self.version = version
+        self.version, self._replacing = version, False
         return updates
 
     def _settle(self) -> list[RequestUpdate]:

@@ -190,6 +190,10 @@ class ThreadedEngine(ABC, Generic[B]):
         assert self._built is not None
         return await asyncio.shield(self._built)
 
+    async def _hold(self) -> None:
+        """Let the core stop until it gets other weights."""
+        await self._get_thread().call(lambda core: core.hold())
+
     async def _flip(self, weights: Any, version: int) -> None:
         """Make the core serve `weights`, which are laid out as it needs them."""
         await self._get_thread().call(lambda core: core.flip(weights, version))

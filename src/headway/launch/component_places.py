@@ -43,6 +43,8 @@ class ComponentPlace:
     """Memory that it may take on each of its devices; `None`: nothing is known about the card or the model."""
     kv_cache_bytes: int | None = None
     """The part of it that is the KV cache of an engine of ours."""
+    weight_sets: int | None = None
+    """Copies of the weights of an engine of ours; `None`: its memory was not planned."""
 
 
 def make_rank_names(ranks: int) -> list[str]:
@@ -71,10 +73,10 @@ def has_own_critic(resolved: ResolvedConfig) -> bool:
     return derived.needs_critic and derived.pipeline != "denoising" and has_own_replica(resolved, "critic")
 
 
-def make_reward_names(resolved: ResolvedConfig, name: str) -> list[str]:
-    """Return the names of the processes of a reward's model: one for each device, or group of devices, it has."""
+def make_reward_names(resolved: ResolvedConfig, name: str, devices: int) -> list[str]:
+    """Return the names of the processes of a reward's model: one for each of its devices, or group of devices."""
     sizes = resolved.config.rewards[name].strategy_args.strategy_config
-    copies = len(resolved.derived.devices.get(f"rewards.{name}", (0,))) // sizes.tensor_model_parallel_size
+    copies = devices // sizes.tensor_model_parallel_size
     return [f"reward/{name}"] if copies <= 1 else [f"reward/{name}/{number}" for number in range(copies)]
 
 
@@ -108,7 +110,7 @@ def assign_devices(
         assigned["critic"] = tuple(devices["critic"])
     for name in list_served_rewards(resolved.config):
         where = devices.get(f"rewards.{name}", devices["actor_infer"][:1])
-        assigned |= _share_out(where, make_reward_names(resolved, name))
+        assigned |= _share_out(where, make_reward_names(resolved, name, len(where)))
     return assigned
 
 
@@ -126,12 +128,13 @@ def make_places(
     places = {}
     for name, devices in assigned.items():
         partners = tuple(other for other in assigned if other != name and set(assigned[other]) & set(devices))
+        is_reward = name.startswith("reward/")  # it judges at any time
         places[name] = ComponentPlace(
             name=name,
             devices=devices,
             cards=tuple(dict.fromkeys(machine.locate(device) for device in devices)),
             node=devices[0] // machine.devices if devices else 0,
-            sharing="alone" if not partners else "turns" if takes_turns else "overlap",
+            sharing="alone" if not partners else "turns" if takes_turns and not is_reward else "overlap",
             partners=partners,
             threads=threads.get(name, 1),
         )

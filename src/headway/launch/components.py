@@ -21,6 +21,8 @@ from headway.engines.remote_engine import RemoteEngine
 from headway.errors import BackendError
 from headway.launch.component_places import count_memory_share, let_engines_sleep
 from headway.launch.inference_servers import TORCH_DTYPES, uses_external_engines
+from headway.launch.memory_budget import choose_weight_sets
+from headway.launch.memory_model import WEIGHT_SETS
 from headway.launch.placement import LENT_ENGINE, Placement, make_visible_devices_env
 from headway.launch.transports import (
     Device,
@@ -75,6 +77,8 @@ class ComponentArgs:
     threads: int
     kv_cache_bytes: int | None = None
     """Memory of an engine's KV cache; `None`: the engine decides."""
+    weight_sets: int = WEIGHT_SETS
+    """Copies of an engine's weights; with one, a version replaces what is served."""
 
     def load_config(self) -> ResolvedConfig:
         """Resolve the configuration again."""
@@ -113,6 +117,7 @@ class LaunchContext:
             device=self.placement.device,
             threads=threads,
             kv_cache_bytes=None if place is None else place.kv_cache_bytes,
+            weight_sets=choose_weight_sets(self.resolved, place),
         )
 
     def make_child_spec(self, name: str, target: Callable[..., Any], threads: int) -> ChildSpec:

@@ -1,8 +1,10 @@
 """Give the roles of a run devices of the machine that it starts on, whatever number its configuration was written for.
 
 Where a configuration says nothing about devices, all are used: in turns at α = 0, else split as `headway plan`
-estimates it. One that was written for more devices than there are keeps its roles apart or together, on fewer devices
-each. One that names fewer leaves the others idle. Nothing here depends on anything but configuration and machine.
+estimates it. One that only says how many there are gets the same of so many. One that was written for more devices than
+there are keeps its roles apart or together, on fewer devices each; the number of ranks divides the one before, so that
+batches and parallel sizes still divide. One that names fewer leaves the others idle. Nothing here depends on anything
+but configuration and machine.
 """
 
 from __future__ import annotations
@@ -33,9 +35,13 @@ def fit_device_pools(resolved: ResolvedConfig, machine: Machine) -> RoleDevices:
     """Return the devices of each role on this machine."""
     devices, there = resolved.derived.devices, machine.devices * machine.nodes
     said = resolved.provenance.get("num_gpus_per_node", "default")
-    if said.startswith("derived: ") and not _is_mapped(resolved):
+    if said.startswith("derived: ") and not names_devices(resolved):
         return _use_whole_machine(resolved, there, silent="nothing is said" in said)
     wanted = 1 + max(device for pool in devices.values() for device in pool)
+    if not names_devices(resolved) and not resolved.derived.hybrid_engine and resolved.config.use_nodes_ratios is None:
+        there = min(there, wanted)
+        if set(devices["actor_train"]) & set(devices["actor_infer"]):  # rollout runs ahead: it gets devices of its own
+            return _use_whole_machine(resolved, there, silent=True)
     if wanted <= there:
         return RoleDevices(devices=devices)
     fitted = shrink_pools(devices, there)
@@ -47,7 +53,7 @@ def fit_device_pools(resolved: ResolvedConfig, machine: Machine) -> RoleDevices:
     return RoleDevices(devices=fitted, notes=(note,))
 
 
-def _is_mapped(resolved: ResolvedConfig) -> bool:
+def names_devices(resolved: ResolvedConfig) -> bool:
     """Return whether any role was given devices by number."""
     roles = [role for role in resolved.derived.devices if role != "logp"]
     return any(get_at_key(resolved.config, f"{role}.device_mapping") is not None for role in roles)
@@ -92,7 +98,7 @@ def shrink_pools(devices: DeviceSets, there: int) -> dict[str, tuple[int, ...]]:
             segments[roles] = segments.get(roles, 0) + 1
     while len(segments) > there:
         _merge_two(segments)
-    counts = _divide(list(segments.values()), there)
+    counts = _round_ranks(segments, _divide(list(segments.values()), there))
     fitted: dict[str, tuple[int, ...]] = dict.fromkeys(devices, ())
     first = 0
     for roles, count in zip(segments, counts, strict=True):
@@ -100,6 +106,20 @@ def shrink_pools(devices: DeviceSets, there: int) -> dict[str, tuple[int, ...]]:
             fitted[role] += tuple(range(first, first + count))
         first += count
     return fitted
+
+
+def _round_ranks(segments: Mapping[frozenset[str], int], counts: list[int]) -> list[int]:
+    """Lower the trainer's share to a divisor of what it was, if engines have a segment that takes the rest."""
+    roles = list(segments)
+    train = [place for place, names in enumerate(roles) if "actor_train" in names]
+    takers = [place for place, names in enumerate(roles) if "actor_infer" in names and "actor_train" not in names]
+    if len(train) != 1 or not takers:
+        return counts
+    before, given = segments[roles[train[0]]], counts[train[0]]
+    ranks = max(number for number in range(1, given + 1) if before % number == 0)
+    rounded = list(counts)
+    rounded[train[0]], rounded[takers[0]] = ranks, counts[takers[0]] + given - ranks
+    return rounded
 
 
 def _merge_two(segments: dict[frozenset[str], int]) -> None:

@@ -266,7 +266,11 @@ def make_policy_scorer(args: ComponentArgs, end: ReceiverEnd | None = None) -> P
     if end is None:
         return PolicyScorer(model, settings)
     make_receiver = partial(
-        DoubleBufferedReceiver, dtype=torch.float32, threads=args.threads, open_payload=end.open_payload
+        DoubleBufferedReceiver,
+        dtype=torch.float32,
+        threads=args.threads,
+        open_payload=end.open_payload,
+        release_payloads=end.release_payloads,
     )
     return PolicyScorer(model, settings, make_receiver)
 
@@ -297,6 +301,7 @@ def make_native_engine(args: ComponentArgs, name: str, end: ReceiverEnd | None =
             slot_tokens=resolved.derived.sequence_length,
             prefix_tokens=count_prefix_tokens(resolved, args.device),
             kv_cache_bytes=args.kv_cache_bytes,
+            spare_weights=args.weight_sets > 1,
             threads=args.threads,
             seed=resolved.config.seed,
             device=args.device,
@@ -306,6 +311,7 @@ def make_native_engine(args: ComponentArgs, name: str, end: ReceiverEnd | None =
         decode=load_tokenizer(args.model).decode,
         eos=find_end_tokens(args.model),
         open_payload=end.open_payload,
+        release_payloads=end.release_payloads,
         wrap_receiver=end.wrap_receiver,
         checks=end.checks,
     )

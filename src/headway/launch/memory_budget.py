@@ -1,22 +1,26 @@
 """Divide the memory of each card among the components on it, before anything is started.
 
-The trainer gets what a step needs, engines get two sets of weights, and the KV cache gets what is left: at most what
-all requests in flight can fill, at least the longest sequence. `gpu_memory_utilization` bounds cache and served weights
-together, as in vLLM; the set of weights that arrives is beside it. Components that
-take turns keep everything on the card if that leaves room for the cache; else engines sleep during a step, and if that
-is not enough the trainer's moments leave the card while engines generate. What does not fit is refused in one line.
+The trainer gets what a step needs; its moments live in the memory of the host where a step would not fit otherwise.
+Engines get their weights, and the KV cache gets what is left: at most what all requests in flight can fill, at least
+the longest sequence. Engines that take turns with the trainer have one set of weights, because they wait for a version
+anyway. Others have two, or one where two leave little room: then decoding stops while a version arrives.
+`gpu_memory_utilization` bounds cache and served weights together, as in vLLM.
+
+Components that take turns keep everything on the card if that leaves room for the cache; else engines sleep during a
+step, and if that is not enough the trainer's moments leave the card. What does not fit is refused in one line.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from headway.config import ResolvedConfig
 from headway.errors import ConfigError
 from headway.launch.component_places import ComponentPlace
 from headway.launch.machine import Machine
-from headway.launch.memory_model import GIB, HOST, MemoryModel
-from headway.models.model_shapes import find_model_shape
+from headway.launch.memory_model import GIB, HOST, WEIGHT_SETS, MemoryModel
 
 MOST_SLOTS = 512
 """Most requests that an engine decodes together on a GPU: beyond this a step gets slower as fast as it gets wider."""
@@ -25,6 +29,7 @@ _USABLE_SHARE = 0.95
 _ROOMY_SHARE = 0.3
 """Share of a card that is room enough for a cache, so that nobody needs to sleep."""
 _MOST_RANKS = 4096
+_OFFLOAD_KEY = "actor_train.training_args.offload_optimizer"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,21 +44,53 @@ class MemoryBudget:
     """Sequences of full length that run at once on one engine; 0: not known."""
     wanted_sequences: int = 0
     """Requests in flight that each engine has at most."""
+    engines_sleep: bool = False
+    offloads: bool = False
+    """Whether the moments of the trainer live in the memory of the host."""
+    notes: tuple[str, ...] = ()
+    """What was given up for want of memory, a sentence each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Phases:
+class _Sharing:
+    """How components get by with the memory of a device."""
+
+    weight_sets: int = WEIGHT_SETS
+    engines_sleep: bool = False
+    offloads: bool = False
+    """Whether the moments of the trainer live in the memory of the host."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _DeviceNeeds:
     """Bytes on one device: what stays, and what a step, the moments and an engine need beside it."""
 
     stays: int
     step: int
     moments: int
-    engine: int
+    libraries: int
+    """Bytes of the libraries of the engine, or all of a server."""
+    weights: int
+    """Bytes of one set of the engine's weights."""
 
-    @property
-    def training(self) -> int:
-        """Bytes during a step, without the engine."""
-        return self.stays + self.step + self.moments
+    def count_training(self, how: _Sharing) -> int:
+        """Return the bytes during a step, without the engine."""
+        return self.stays + self.step + (0 if how.offloads else self.moments)
+
+    def count_engine(self, how: _Sharing) -> int:
+        """Return the bytes of the engine, without its cache."""
+        return self.libraries + how.weight_sets * self.weights
+
+    def count_without_cache(self, how: _Sharing) -> int:
+        """Return the most bytes that are in use while the engine has its cache."""
+        idle = self.stays + (0 if how.offloads else self.moments)
+        return (idle if how.engines_sleep else self.count_training(how)) + self.count_engine(how)
+
+
+def choose_weight_sets(resolved: ResolvedConfig, place: ComponentPlace | None) -> int:
+    """Return the copies of its weights that an engine of ours has: as planned, or as `enable_dual_buffer` says."""
+    planned = None if place is None else place.weight_sets
+    return planned or (WEIGHT_SETS if resolved.config.enable_dual_buffer else 1)
 
 
 def budget_memory(
@@ -68,118 +105,206 @@ def budget_memory(
     on_device = {device: [place for place in places.values() if device in place.devices] for device in devices}
     wanted = _count_wanted_sequences(places, model)
     plans = {device: _plan_device(model, memory, on_device[device], wanted, served=served) for device in devices}
-    engines = [plan.kv_bytes for plan in plans.values() if plan.kv_bytes is not None]
-    kv_bytes = min(engines, default=0)  # all engines are equal, and the fullest card decides
-    engines_sleep = any(plan.engines_sleep for plan in plans.values())
-    trainer_sleeps = any(plan.trainer_sleeps for plan in plans.values())
-    budgeted, peaks = {}, dict.fromkeys((card for place in places.values() for card in place.cards), 0.0)
+    caches = [plan.kv_bytes for plan in plans.values() if plan.kv_bytes is not None]
+    how, kv_bytes = _join_sharing(list(plans.values())), min(caches, default=0)
+    used = {device: plan.count_used(how, kv_bytes) for device, plan in plans.items()}
+    judges = _divide_rest(model, places, {device: memory - size for device, size in used.items()})
+    budgeted = {}
     for name, place in places.items():
-        is_engine = name.startswith("engine/")
-        need = _count_gpu_bytes(_estimate(model, place, kv_bytes, served=served, memory=memory))
+        is_engine = name.startswith("engine/") and not served
+        cache = kv_bytes if is_engine else judges.get(name, 0)
+        need = _count_gpu_bytes(_estimate(model, place, how, served=served, memory=memory)) + cache
         budgeted[name] = replace(
             place,
             memory_gib=need / GIB if place.devices else None,
-            kv_cache_bytes=kv_bytes if is_engine and kv_bytes and not served else None,
-            sleeps=engines_sleep if is_engine else trainer_sleeps and name.startswith("trainer"),
+            kv_cache_bytes=cache + (_count_judge_cache(model, place) if name in judges else 0) or None,
+            weight_sets=how.weight_sets if is_engine else None,
+            sleeps=how.engines_sleep if is_engine else how.offloads and name.startswith("trainer"),
         )
-    for device, plan in plans.items():
-        used = max(plan.phases.training, plan.count_generating(kv_bytes, trainer_sleeps=trainer_sleeps))
-        if not engines_sleep:
-            used = plan.phases.training + plan.phases.engine + (kv_bytes if plan.kv_bytes is not None else 0)
-        peaks[machine.locate(device)] += used / GIB
+    peaks = dict.fromkeys((card for place in places.values() for card in place.cards), 0.0)
+    for device, size in used.items():
+        here = sum(judges.get(place.name, 0) for place in on_device[device])
+        peaks[machine.locate(device)] += (size + here) / GIB
     tokens = kv_bytes // model.kv_bytes_per_token if model.kv_bytes_per_token else 0
-    longest = model.resolved.derived.sequence_length
+    sequences = min(tokens // model.resolved.derived.sequence_length, wanted)
+    notes = _explain_sharing(model, how, list(plans.values()))
+    if caches and 2 * sequences < wanted:
+        notes += _explain_small_cache(
+            model, memory, [plan.needs for plan in plans.values() if plan.kv_bytes is not None]
+        )
     return MemoryBudget(
-        places=budgeted, peaks_gib=peaks, sequences=min(tokens // longest, wanted), wanted_sequences=wanted
+        places=budgeted,
+        peaks_gib=peaks,
+        sequences=sequences,
+        wanted_sequences=wanted,
+        engines_sleep=how.engines_sleep,
+        offloads=how.offloads,
+        notes=tuple(notes),
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _DevicePlan:
-    phases: _Phases
+    needs: _DeviceNeeds
+    how: _Sharing
     kv_bytes: int | None = None
     """Memory of the KV cache; `None`: no engine of ours is here."""
-    engines_sleep: bool = False
-    trainer_sleeps: bool = False
+    takes_turns: bool = False
 
-    def count_generating(self, kv_bytes: int, *, trainer_sleeps: bool) -> int:
-        """Return the bytes while engines generate and the trainer does not compute."""
-        cache = kv_bytes if self.kv_bytes is not None else 0
-        return self.phases.stays + (0 if trainer_sleeps else self.phases.moments) + self.phases.engine + cache
+    def count_used(self, how: _Sharing, kv_bytes: int) -> int:
+        """Return the most bytes that are in use at once."""
+        training = self.needs.count_training(how)
+        if self.kv_bytes is None:  # a server is here, or no engine
+            return training + self.needs.libraries
+        return max(training, self.needs.count_without_cache(how) + kv_bytes)
+
+
+def _join_sharing(plans: list[_DevicePlan]) -> _Sharing:
+    """Return one way for all devices: engines are equal and so are ranks, so the fullest device decides."""
+    return _Sharing(
+        weight_sets=min((plan.how.weight_sets for plan in plans if plan.kv_bytes is not None), default=WEIGHT_SETS),
+        engines_sleep=any(plan.how.engines_sleep for plan in plans),
+        offloads=any(plan.how.offloads for plan in plans),
+    )
+
+
+def _explain_sharing(model: MemoryModel, how: _Sharing, plans: list[_DevicePlan]) -> list[str]:
+    """Return a sentence on each thing that is given up for want of memory."""
+    notes = []
+    if how.offloads:
+        size = model.ranks * model.estimate_rank(0).get("optimizer", 0) / GIB
+        notes.append(f"the optimizer's state, {size:.1f} GiB, lives in the memory of the host: the GPUs have no room")
+    apart = any(plan.kv_bytes is not None and not plan.takes_turns for plan in plans)
+    if apart and how.weight_sets == 1 and model.resolved.config.enable_dual_buffer:
+        notes.append("engines stop while a version arrives: there is no room for it beside the one that they serve")
+    return notes
+
+
+def _explain_small_cache(model: MemoryModel, memory: int, needs: list[_DeviceNeeds]) -> list[str]:
+    """Return what would let more sequences run at once: a larger share of the card, or weights that are cut."""
+    sizes, weights = model.resolved.config.actor_infer.strategy_args.strategy_config, max(one.weights for one in needs)
+    free = min(memory - one.stays - one.step - one.moments - WEIGHT_SETS * one.weights for one in needs)
+    cache = _count_share(model, memory) - weights
+    if 0 < 2 * cache < free:
+        return [
+            f"gpu_memory_utilization = {sizes.gpu_memory_utilization:g} bounds the KV cache: there is room for more"
+        ]
+    if 2 * weights > memory:
+        return ["the weights fill most of a card: vllm or sglang with launch: true cut them over several"]
+    return []
 
 
 def _plan_device(
     model: MemoryModel, memory: int, here: list[ComponentPlace], wanted: int, *, served: bool
 ) -> _DevicePlan:
     """Decide who sleeps, and what is left for the KV cache. Raises `ConfigError`."""
-    phases, engine = _measure(model, here, served=served, memory=memory), _find_engine(here)
-    if phases.training > memory:
-        raise _make_training_error(model, memory, here, phases)
+    needs, engine, plain = _measure(model, here, served=served, memory=memory), _find_engine(here), _Sharing()
+    may_offload = needs.moments > 0 and model.resolved.provenance.get(_OFFLOAD_KEY, "default") == "default"
+    if needs.count_training(plain) > memory and may_offload:
+        plain = replace(plain, offloads=True)
+    if needs.count_training(plain) > memory:
+        raise _make_training_error(model, memory, here, needs)
     if engine is None:
-        return _DevicePlan(phases=phases)
+        return _DevicePlan(needs=needs, how=plain)
     if served:
-        if phases.training + phases.engine > memory / _USABLE_SHARE:
-            raise _make_share_error(model, memory, phases)
-        return _DevicePlan(phases=phases)
+        if needs.count_training(plain) + needs.libraries > memory / _USABLE_SHARE:
+            raise _make_share_error(model, memory, needs)
+        return _DevicePlan(needs=needs, how=plain)
+    turns = engine.sharing == "turns"
     longest = model.resolved.derived.sequence_length * model.kv_bytes_per_token
-    most = min(_count_share(model, memory) - phases.engine // 2, (wanted + max(wanted // 8, 1)) * longest)
-    beside = memory - phases.engine
-    options = [(beside - phases.training, False, False)]
-    if engine.sharing == "turns":
-        options.append((beside - phases.stays - phases.moments, True, False))
-        if model.ranks == 1:
-            options.append((beside - phases.stays, True, True))
-    for room, engines_sleep, trainer_sleeps in options:
-        cache = min(room, most)
+    most = min(
+        _count_share(model, memory) - _count_served_weights(model, needs), (wanted + max(wanted // 8, 1)) * longest
+    )
+    best: tuple[int, _Sharing] | None = None
+    for how in _list_ways(model, plain, turns=turns, may_offload=may_offload):
+        cache = min(memory - needs.count_without_cache(how), most)
         if cache >= min(most, int(_ROOMY_SHARE * memory)) and cache >= longest:
-            return _DevicePlan(
-                phases=phases, kv_bytes=cache, engines_sleep=engines_sleep, trainer_sleeps=trainer_sleeps
-            )
-    room, engines_sleep, trainer_sleeps = max(options)
-    cache = min(room, most)
-    if cache < longest or cache <= 0:
-        raise _make_engine_error(model, memory, here, phases, longest)
-    return _DevicePlan(phases=phases, kv_bytes=cache, engines_sleep=engines_sleep, trainer_sleeps=trainer_sleeps)
+            best = cache, how
+            break
+        if best is None or cache > best[0]:
+            best = cache, how
+    assert best is not None
+    if best[0] < longest or best[0] <= 0:
+        raise _make_engine_error(model, memory, here, needs, longest)
+    return _DevicePlan(needs=needs, how=best[1], kv_bytes=best[0], takes_turns=turns)
 
 
-def _measure(model: MemoryModel, here: list[ComponentPlace], *, served: bool, memory: int) -> _Phases:
+def _list_ways(model: MemoryModel, plain: _Sharing, *, turns: bool, may_offload: bool) -> list[_Sharing]:
+    """Return the ways to share a device, those that cost least time first."""
+    if not turns:
+        sets = range(WEIGHT_SETS, 0, -1) if model.resolved.config.enable_dual_buffer else (1,)
+        return [replace(plain, weight_sets=number) for number in sets]
+    awake = replace(plain, weight_sets=1)
+    asleep = replace(awake, engines_sleep=True)
+    return [awake, asleep, *([replace(asleep, offloads=True)] if may_offload and not plain.offloads else [])]
+
+
+def _measure(model: MemoryModel, here: list[ComponentPlace], *, served: bool, memory: int) -> _DeviceNeeds:
     """Return the bytes of all components of one device."""
-    stays = step = moments = engine = 0
+    stays = step = moments = libraries = weights = 0
     for place in here:
-        needs = _estimate(model, place, 0, served=served, memory=memory)
+        needs = _estimate(model, place, _Sharing(weight_sets=1), served=served, memory=memory)
         whole = _count_gpu_bytes(needs)
         if place.name.startswith("engine/"):
-            engine += whole
+            weights += needs.get("weights", 0)
+            libraries += whole - needs.get("weights", 0)
         elif place.name.startswith("trainer"):
             moments += needs.get("optimizer", 0)
             step += needs.get("gradients", 0) + needs.get("activations", 0)
             stays += whole - needs.get("optimizer", 0) - needs.get("gradients", 0) - needs.get("activations", 0)
         else:
             stays += whole
-    return _Phases(stays=stays, step=step, moments=moments, engine=engine)
+    return _DeviceNeeds(stays=stays, step=step, moments=moments, libraries=libraries, weights=weights)
 
 
-def _estimate(model: MemoryModel, place: ComponentPlace, kv_bytes: int, *, served: bool, memory: int) -> dict[str, int]:
-    """Return the needs of one component on one of its devices."""
+def _estimate(model: MemoryModel, place: ComponentPlace, how: _Sharing, *, served: bool, memory: int) -> dict[str, int]:
+    """Return the needs of one component on one of its devices; those of an engine without its cache."""
     libraries = model.estimate_libraries()
     if place.name.startswith("trainer"):
         number = int(place.name.partition("/")[2] or 0)
-        return {**model.estimate_rank(number), **model.estimate_activations(), **libraries}
+        needs = {**model.estimate_rank(number), **model.estimate_activations(), **libraries}
+        if how.offloads:
+            needs.pop("optimizer", 0)
+        return needs
     if place.name.startswith("engine/"):
         if served:
             return {"share of the card": _count_share(model, memory)}
-        return {**model.estimate_engine(kv_bytes), **(libraries if model.processes else {})}
+        return {**model.estimate_engine(weight_sets=how.weight_sets), **(libraries if model.processes else {})}
     if place.name.startswith("reward/"):
-        reward = model.resolved.config.rewards[place.name.split("/")[1]]
-        judge = find_model_shape(reward.model_args.model_name_or_path)
-        return libraries if judge is None else {"weights": 4 * judge.parameters // len(place.devices), **libraries}
+        return {**model.estimate_reward(place.name.split("/")[1], max(len(place.devices), 1)), **libraries}
     return {**model.estimate_scorer(place.name.partition("/")[0]), **libraries}
+
+
+def _divide_rest(model: MemoryModel, places: Mapping[str, ComponentPlace], left: Mapping[int, int]) -> dict[str, int]:
+    """Return the bytes that the cache of each judge gets beyond one request, of those `left` on each device."""
+    judges = {name: place for name, place in places.items() if _count_judge_cache(model, place)}
+    sharing = Counter(device for place in judges.values() for device in place.devices)
+    found = {}
+    for name, place in judges.items():
+        options = model.resolved.config.rewards[name.split("/")[1]].strategy_args.strategy_config
+        rest = min(left[device] // sharing[device] for device in place.devices)
+        needs = model.estimate_reward(name.split("/")[1], len(place.devices))
+        found[name] = max(min(rest, int(options.gpu_memory_utilization * model.card_bytes) - sum(needs.values())), 0)
+    return found
+
+
+def _count_judge_cache(model: MemoryModel, place: ComponentPlace) -> int:
+    """Return the bytes of one request in the cache of a judge; 0 for everybody else."""
+    if not place.name.startswith("reward/") or not place.devices:
+        return 0
+    return model.estimate_reward(place.name.split("/")[1], len(place.devices)).get("KV", 0)
 
 
 def _count_share(model: MemoryModel, memory: int) -> int:
     """Return the bytes that `gpu_memory_utilization` gives to an engine."""
     share = model.resolved.config.actor_infer.strategy_args.strategy_config.gpu_memory_utilization
     return int(share * memory / _USABLE_SHARE)
+
+
+def _count_served_weights(model: MemoryModel, needs: _DeviceNeeds) -> int:
+    """Return the part of an engine's share that its weights were meant to take: cut by a tensor-parallel size."""
+    sizes = model.resolved.config.actor_infer.strategy_args.strategy_config
+    return needs.weights // (sizes.tensor_model_parallel_size * sizes.pipeline_model_parallel_size)
 
 
 def _count_gpu_bytes(needs: Mapping[str, int]) -> int:
@@ -201,13 +326,17 @@ def _count_wanted_sequences(places: Mapping[str, ComponentPlace], model: MemoryM
 # -- what does not fit, and what would
 
 
-def _make_training_error(model: MemoryModel, memory: int, here: list[ComponentPlace], phases: _Phases) -> ConfigError:
+def _make_training_error(
+    model: MemoryModel, memory: int, here: list[ComponentPlace], needs: _DeviceNeeds
+) -> ConfigError:
     fitting = next((ranks for ranks in _list_more_ranks(model.ranks) if _fits_ranks(model, memory, ranks)), None)
     hints = [] if fitting is None else [f"{fitting} devices for actor_train"]
-    if model.ranks == 1 and phases.training - phases.moments <= memory:
-        hints.append("actor_train.training_args.offload_optimizer: true")
+    plain = _Sharing()
+    if needs.moments and needs.count_training(replace(plain, offloads=True)) <= memory:
+        hints.append(f"{_OFFLOAD_KEY}: true")
     names = " and ".join(place.name for place in here if not place.name.startswith("engine/"))
-    problem = f"a step of {names} needs {_show(phases.training)} of a device that has {_show(memory)} to use"
+    whole = _show(needs.count_training(plain))
+    problem = f"a step of {names} needs {whole} of a device that has {_show(memory)} to use"
     return _make_error(model, problem, [*hints, "adapters (lora_rank), a smaller model or shorter sequences"])
 
 
@@ -222,32 +351,37 @@ def _fits_ranks(model: MemoryModel, memory: int, ranks: int) -> bool:
 
 
 def _make_engine_error(
-    model: MemoryModel, memory: int, here: list[ComponentPlace], phases: _Phases, longest: int
+    model: MemoryModel, memory: int, here: list[ComponentPlace], needs: _DeviceNeeds, longest: int
 ) -> ConfigError:
-    derived, need = model.resolved.derived, phases.engine + longest
+    derived, least = model.resolved.derived, _Sharing(weight_sets=1)
+    need, training = needs.count_engine(least) + longest, needs.count_training(_Sharing())
     others = [place.name for place in here if not place.name.startswith("engine/")]
-    problem = f"two sets of weights and one sequence of {derived.sequence_length} tokens need {_show(need)} "
+    problem = f"the weights and one sequence of {derived.sequence_length} tokens need {_show(need)} "
     problem += f"of a device that has {_show(memory)} to use"
-    problem += f" beside {' and '.join(others)} with {_show(phases.training)}" if others else ""
+    problem += f" beside {' and '.join(others)} with {_show(training)}" if others else ""
     hints = []
     if others and need <= memory:
         hints.append("devices of their own for actor_infer")
-        if not derived.hybrid_engine and max(phases.training, phases.stays + need) <= memory:
+        if not derived.hybrid_engine and max(training, needs.stays + need) <= memory:
             hints.append("hybrid_engine: true")
-        if model.ranks == 1 and phases.training - phases.moments + need <= memory:
-            hints.append("actor_train.training_args.offload_optimizer: true")
-    if phases.engine // 2 + longest > _count_share(model, memory) and need <= memory:
+        if needs.moments and training - needs.moments + need <= memory:
+            hints.append(f"{_OFFLOAD_KEY}: true")
+    share, weights = _count_share(model, memory), _count_served_weights(model, needs)
+    if weights + longest > share and need <= memory:
         hints.append("a larger gpu_memory_utilization")
-    ways = next((n for n in (2, 4, 8, 16) if (phases.engine // 2 + longest) / n <= _count_share(model, memory)), None)
-    if ways is not None and need > memory:
+    ways = next((number for number in (2, 4, 8, 16) if (needs.weights + longest) / number <= share), None)
+    if ways is not None and need > memory - needs.stays:
         hints.append(f"vllm or sglang with launch: true and tensor_model_parallel_size: {ways}")
     return _make_error(model, problem, [*hints, "a smaller model or shorter sequences"])
 
 
-def _make_share_error(model: MemoryModel, memory: int, phases: _Phases) -> ConfigError:
-    share = phases.engine / memory * _USABLE_SHARE
-    left = int(100 * _USABLE_SHARE * (memory - phases.training) / memory) / 100
-    problem = f"gpu_memory_utilization {share:g} and a step of the trainer with {_show(phases.training)} are more than "
+def _make_share_error(model: MemoryModel, memory: int, needs: _DeviceNeeds) -> ConfigError:
+    training = needs.count_training(_Sharing())
+    share, left = (
+        needs.libraries / memory * _USABLE_SHARE,
+        int(100 * _USABLE_SHARE * (memory - training) / memory) / 100,
+    )
+    problem = f"gpu_memory_utilization {share:g} and a step of the trainer with {_show(training)} are more than "
     problem += f"a device has to use, {_show(memory)}"
     return _make_error(model, problem, [f"at most {left:g}, or devices of their own for actor_infer"])
 

@@ -10,16 +10,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headway.config import ResolvedConfig
+from headway.config.reward_model_choice import CLASSIFIER, get_reward_function
 from headway.launch.transports import Device, TransportPlan, count_device_version_bytes
-from headway.models.model_shapes import ModelShape
+from headway.models.model_shapes import ModelShape, find_model_shape
 
 HOST = "host"
 GIB = 1 << 30
-_SHARED_VERSIONS, _HEAP_VERSIONS = 3, 2
+_HEAP_VERSIONS = 2
 _BROADCAST_VERSIONS = 2
 """Versions that an engine holds when they are broadcast; a delta transfer keeps one more."""
-_WEIGHT_SETS = 2
+WEIGHT_SETS = 2
 """Copies of an engine's weights: those that are served, and those that arrive."""
+JUDGE_PROMPT_TOKENS = 1024
+"""Room for the words of a judge's prompt around question and answer."""
+_CLASSIFIER_TOKENS = 65536
+"""Tokens of one forward pass of a reward model."""
 _LIBRARIES = GIB
 """Memory of the CUDA context and of libraries, for each process on a card."""
 _LOGIT_CHUNKS = 3 * GIB
@@ -104,8 +109,7 @@ class MemoryModel:
         shape, train = self.shape, self.resolved.config.actor_train
         micro = train.training_args.per_device_train_batch_size
         tokens = -(-micro * self.resolved.derived.sequence_length // self.context)
-        wide = 8 * shape.hidden + 3 * shape.intermediate + 2 * (shape.heads + shape.kv_heads) * shape.head_size
-        layer = tokens * wide * self.train_bytes
+        layer = tokens * shape.widest * self.train_bytes
         keeps_all, heads = train.model_args.disable_gradient_checkpointing, shape.heads + shape.kv_heads
         recomputed = tokens * 2 * (shape.hidden + heads * shape.head_size) * self.train_bytes
         every = 0 if train.model_args.activation_offload else shape.layers * (layer if keeps_all else recomputed)
@@ -119,9 +123,9 @@ class MemoryModel:
         """Return what a process has on its card before it does anything."""
         return {"libraries": _LIBRARIES} if self.device == "cuda" else {}
 
-    def estimate_engine(self, kv_bytes: int | None = None) -> dict[str, int]:
+    def estimate_engine(self, kv_bytes: int | None = None, weight_sets: int = WEIGHT_SETS) -> dict[str, int]:
         """Return the needs of one engine with a KV cache of this size."""
-        found = {"weights": _WEIGHT_SETS * self.served_bytes}
+        found = {"weights": weight_sets * self.served_bytes}
         if kv_bytes:
             found["KV"] = kv_bytes
         copies = _BROADCAST_VERSIONS * (self.transport.kind == "broadcast") + self.transport.delta
@@ -133,7 +137,23 @@ class MemoryModel:
         """Return the needs of a scorer with a replica of its own; `logp` takes new weights beside its own."""
         if role == "critic":
             return {"weights": 16 * self.parameters}
-        return {"weights": (_WEIGHT_SETS if role == "logp" else 1) * 4 * self.parameters}
+        return {"weights": (WEIGHT_SETS if role == "logp" else 1) * 4 * self.parameters}
+
+    def estimate_reward(self, name: str, devices: int) -> dict[str, int]:
+        """Return the needs of one process of a reward model that is cut over `devices`; nothing if it is not known.
+
+        A judge needs the KV cache of one request at least: its tokenizer may need twice the tokens of the policy's.
+        """
+        reward = self.resolved.config.rewards[name]
+        shape = find_model_shape(reward.model_args.model_name_or_path)
+        if shape is None:
+            return {}
+        size = _DTYPE_BYTES[reward.model_args.dtype] if self.device == "cuda" else 4
+        weights = {"weights": size * shape.parameters // devices}
+        if get_reward_function(name, reward) == CLASSIFIER:
+            return {**weights, "activations": size * _CLASSIFIER_TOKENS * shape.widest}
+        longest = 2 * self.resolved.derived.sequence_length + JUDGE_PROMPT_TOKENS
+        return {**weights, "KV": size * shape.kv_per_token * longest // devices}
 
     def _estimate_versions(self) -> dict[str, int]:
         """Return the memory of versions that are kept for engines."""
@@ -141,6 +161,6 @@ class MemoryModel:
         if on_gpu and not self.processes and (size := count_device_version_bytes(self.parameters, self.card_bytes)):
             return {"versions": size}
         if self.transport.kind == "cuda_ipc":
-            return {"versions": _SHARED_VERSIONS * self.infer_bytes * self.parameters}
-        count = _SHARED_VERSIONS if self.processes else _HEAP_VERSIONS
+            return {"versions": self.transport.buffers * self.infer_bytes * self.parameters}
+        count = self.transport.buffers if self.processes else _HEAP_VERSIONS
         return {f"{HOST}:versions": count * self.infer_bytes * self.parameters}

@@ -9,19 +9,11 @@ process, because two processes on one GPU hardly overlap.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 from headway.cluster.ray.ray_cluster import RayCluster
-from headway.cluster.ray.ray_session import (
-    ClusterNode,
-    ResourceRequest,
-    check_ray_installed,
-    format_resources,
-    resolve_address,
-)
 from headway.config import ResolvedConfig
 from headway.errors import ConfigError
 from headway.launch.component_places import (
@@ -33,6 +25,7 @@ from headway.launch.component_places import (
     find_idle_cards,
     find_weight_sources,
     format_numbers,
+    has_own_critic,
     make_places,
     make_rank_names,
 )
@@ -46,6 +39,7 @@ from headway.launch.inference_servers import (
 from headway.launch.machine import Machine, read_machine
 from headway.launch.memory_budget import MemoryBudget, budget_memory
 from headway.launch.memory_model import GIB, MemoryModel
+from headway.launch.ray_resources import connect_cluster, make_cluster_machine, make_resource_requests
 from headway.launch.trainer_ranks import count_trainer_ranks, explain_rank_layout, plan_rank_layout
 from headway.launch.transports import Device, TransportPlan, plan_transport, plan_transport_without_trainer
 from headway.models.model_shapes import ModelShape, find_model_shape
@@ -55,6 +49,7 @@ from headway.trainers.sharded.rank_layout import RankLayout
 
 LENT_ENGINE = "engine/lent-0"
 """Name of the engine that runs on the trainer's devices while the trainer is idle."""
+_ACTORS = ("trainer", "engine")
 _FEW_CORES = 4
 """Up to this many cores, every component may use all of them."""
 
@@ -82,13 +77,17 @@ class Placement:
     places: Mapping[str, ComponentPlace] = field(default_factory=dict)
     """Devices of every component, by its name."""
     budget: MemoryBudget | None = None
-    """Memory of the cards; `None`: on a CPU, on a Ray cluster, or where cards or model are not known."""
+    """Memory of the cards; `None`: on a CPU, or where cards or model are not known."""
     notes: tuple[str, ...] = ()
     """Sentences that a user should read before the run starts."""
 
     def list_components(self, role: str) -> list[str]:
         """Return the names of the components of a role, such as `trainer`, `engine` or `reference`."""
         return [name for name in self.places if name.partition("/")[0] == role]
+
+    def list_reward_components(self, name: str) -> list[str]:
+        """Return the names of the processes of a reward's model."""
+        return [one for one in self.places if one.partition("/")[0] == "reward" and one.split("/")[1] == name]
 
     @property
     def idle_cards(self) -> tuple[int, ...]:
@@ -114,7 +113,8 @@ class Placement:
     def summary(self) -> str:
         """One line for people."""
         if self.cluster is not None:
-            return _summarize_on_ray(self.cluster, self)
+            layout = f"; {self.ranks} ranks of the trainer: {self.layout.summary}" if self.ranks > 1 else ""
+            return f"{self.device} on {self.cluster.summary}{layout}"
         where = "processes" if self.processes else "threads of one process"
         if self.gpus:
             shown = {name: gpu for name, gpu in self.gpus.items() if self.ranks == 1 or name != "trainer"}
@@ -136,38 +136,37 @@ def plan_placement(
     check_server_requirements(resolved)
     if resolved.config.cluster.kind != "ray":
         return plan_on_machine(resolved, machine or read_machine(), shape, trains=trains)
-    placement = _plan_on_ray(resolved)
-    transport = plan_transport(resolved, device=placement.device, processes=placement.processes)
-    return replace(placement, transport=transport)
+    cluster = connect_cluster(resolved)
+    placement = plan_on_machine(resolved, make_cluster_machine(resolved, cluster.nodes()), shape, trains=trains)
+    requests = make_resource_requests(resolved, placement.places, placement.device)
+    cluster.plan(requests)
+    places = {name: replace(place, threads=requests[name].cpus) for name, place in placement.places.items()}
+    threads = {kind: next(place.threads for name, place in places.items() if name.startswith(kind)) for kind in _ACTORS}
+    return replace(
+        placement, cluster=cluster, places=places, train_threads=threads["trainer"], infer_threads=threads["engine"]
+    )
 
 
 def plan_on_machine(
     resolved: ResolvedConfig, machine: Machine, shape: ModelShape | None = None, *, trains: bool = True
 ) -> Placement:
     """Plan a run on any machine, or on several equal ones; this one is not looked at. Raises `ConfigError`."""
-    placement, shape = _plan_components(resolved, machine), shape or find_policy_shape(resolved)
-    plan = partial(plan_transport, resolved, device=placement.device, processes=placement.processes)
-    near = plain = plan()
-    if trains and placement.processes and not uses_external_engines(resolved):
-        near = plan(sources=find_weight_sources(placement.places, placement.ranks))
+    placement = _plan_components(resolved, machine)
     if not trains:
         engines = {name: place for name, place in placement.places.items() if name.startswith("engine/")}
         placement = replace(placement, places=engines)
-    try:
-        return add_memory_budget(resolved, replace(placement, transport=near), shape)
-    except ConfigError:
-        if plain.kind == near.kind:
-            raise
-    notes = (*placement.notes, "versions of the weights go through the memory of the host: the GPUs have no room")
-    return add_memory_budget(resolved, replace(placement, transport=plain, notes=notes), shape)
+    return plan_memory(resolved, placement, shape or find_policy_shape(resolved))
 
 
 def _plan_components(resolved: ResolvedConfig, machine: Machine) -> Placement:
     """Return the components on their devices; transport and memory are not planned yet."""
     config, urls = resolved.config, resolved.config.actor_infer.strategy_args.strategy_config.url
     check_8_bits(resolved, device := _select_device(config.device, machine))
-    machine = machine.arrange(config.devices, device)
-    separate = config.processes is not False and (device == "cpu" or machine.devices * machine.nodes > 1)
+    on_ray = config.cluster.kind == "ray"
+    if device == "cuda" or not on_ray:  # a device of a CPU is a slot of the cluster
+        machine = machine.arrange(config.devices, device)
+    alone = device == "cuda" and machine.devices * machine.nodes == 1 and not on_ray
+    separate = config.processes is not False and not alone
     counted = device == "cuda" or config.devices.count is not None
     pools = fit_device_pools(resolved, machine) if counted else RoleDevices(devices=resolved.derived.devices)
     processes = separate or (config.processes is not False and uses_in_process_vllm(resolved)) or bool(config.processes)
@@ -176,6 +175,7 @@ def _plan_components(resolved: ResolvedConfig, machine: Machine) -> Placement:
     replicas = len(urls) or _count_engines(resolved, device, pools, separate=separate)
     threads_per_engine = max((machine.cores // 2) // replicas, 1)
     share_all = resolved.derived.hybrid_engine or (machine.cores <= _FEW_CORES and replicas == 1)
+    together = machine.cores if machine.cores <= _FEW_CORES else max(machine.cores // replicas, 1)
     train = machine.cores if share_all or urls else max(machine.cores - threads_per_engine * replicas, 1)
     placement = Placement(
         device=device,
@@ -183,10 +183,10 @@ def _plan_components(resolved: ResolvedConfig, machine: Machine) -> Placement:
         layout=layout,
         train_threads=config.actor_train.strategy_args.strategy_config.num_threads or max(train // ranks, 1),
         infer_threads=config.actor_infer.strategy_args.strategy_config.num_threads
-        or (machine.cores if share_all else threads_per_engine),
+        or (together if share_all else threads_per_engine),
         replicas=replicas,
         machine=machine,
-        notes=(*pools.notes, *explain_rank_layout(resolved, layout), *_note_nodes(resolved, machine)),
+        notes=(*pools.notes, *explain_rank_layout(resolved, layout), *_note_sharing(resolved, machine, pools)),
     )
     placement = _add_places(resolved, placement, pools, separate=separate)
     _check_lending(resolved, device, placement.gpus)
@@ -195,8 +195,9 @@ def _plan_components(resolved: ResolvedConfig, machine: Machine) -> Placement:
 
 def _count_engines(resolved: ResolvedConfig, device: Device, pools: RoleDevices, *, separate: bool) -> int:
     """Return the number of engines: one for each device or group of devices, or one that shares with the trainer."""
-    counted = resolved.config.devices.count is not None or resolved.config.actor_infer.device_mapping is not None
-    if (device == "cpu" and not counted) or (device == "cuda" and not separate):
+    config = resolved.config
+    counted = config.devices.count is not None or config.actor_infer.device_mapping is not None
+    if (device == "cpu" and not counted and config.cluster.kind != "ray") or (device == "cuda" and not separate):
         return 1
     group, there = count_engine_devices(resolved), len(pools.devices["actor_infer"])
     if there < group:
@@ -226,7 +227,7 @@ def _add_places(resolved: ResolvedConfig, placement: Placement, pools: RoleDevic
     placement = replace(placement, places=places)
     if on_gpu and placement.idle_cards:
         placement = replace(placement, notes=(*placement.notes, _describe_idle_cards(placement.idle_cards)))
-    if not (on_gpu and separate):
+    if not (on_gpu and separate) or resolved.config.cluster.kind == "ray":  # Ray says who sees which card
         return placement
     external = uses_external_engines(resolved)  # servers are told their cards by their command line
     gpus = {name: place.cards[0] for name, place in places.items() if not (external and is_engine[name])}
@@ -236,10 +237,21 @@ def _add_places(resolved: ResolvedConfig, placement: Placement, pools: RoleDevic
     return replace(placement, gpus=gpus)
 
 
-def _note_nodes(resolved: ResolvedConfig, machine: Machine) -> list[str]:
-    if machine.nodes == 1 or resolved.config.cluster.kind == "ray":
-        return []
-    return [f"{machine.nodes} nodes are reached with cluster.kind: ray; without it a run has the devices of one"]
+def _note_sharing(resolved: ResolvedConfig, machine: Machine, pools: RoleDevices) -> list[str]:
+    """Return what a user should know of nodes that are not reached, and of roles that share devices or leave some."""
+    notes, alpha = [], resolved.config.async_generation_ratio
+    if machine.nodes > 1 and resolved.config.cluster.kind != "ray":
+        notes.append(f"{machine.nodes} nodes are reached with cluster.kind: ray; without it a run has those of one")
+    if resolved.derived.hybrid_engine and alpha > 0 and machine.devices * machine.nodes > 1:
+        notes.append(
+            f"trainer and engines take turns on their devices: with α = {alpha:g} answers may be older, "
+            "but generation stops during a step; hybrid_engine: false gives each role devices of its own"
+        )
+    if has_own_critic(resolved) and len(unused := pools.devices["critic"][1:]):
+        notes.append(
+            f"critic: one process on device {pools.devices['critic'][0]}; {format_numbers(unused)} are not used by it"
+        )
+    return notes
 
 
 def _describe_idle_cards(cards: Sequence[int]) -> str:
@@ -288,17 +300,47 @@ def find_policy_shape(resolved: ResolvedConfig) -> ModelShape | None:
     return find_model_shape(config.actor_train.model_args.model_name_or_path or config.pretrain)
 
 
-def add_memory_budget(resolved: ResolvedConfig, placement: Placement, shape: ModelShape | None) -> Placement:
-    """Return the placement with the memory of its components. Raises `ConfigError` where it is not enough.
+def plan_memory(resolved: ResolvedConfig, placement: Placement, shape: ModelShape | None) -> Placement:
+    """Return the placement with transport and memory. Raises `ConfigError` where the cards have not enough.
 
-    Nothing is budgeted on a CPU, on a Ray cluster, or where the cards or the model are not known.
+    Nothing is budgeted on a CPU, or where the cards or the model are not known. Versions stay on the cards of ranks and
+    engines that share them if there is room, at least for one where engines wait for it. Of several ways to get by, one
+    in which moments and versions stay on the cards is chosen, then one in which engines need not sleep.
     """
+    options = _list_transports(resolved, placement)
     if shape is None or placement.device == "cpu" or not placement.machine.gpu_memory_gib:
-        return placement
-    model = make_memory_model(resolved, placement, shape)
-    served = uses_external_engines(resolved)
-    budget = budget_memory(placement.places, placement.machine, model, served=served)
-    return replace(placement, places=budget.places, budget=budget)
+        return replace(placement, transport=options[0])
+    plans, refusal = [], ConfigError("")
+    for number, transport in enumerate(options):
+        placed = replace(placement, transport=transport)
+        model = make_memory_model(resolved, placed, shape)
+        try:
+            budget = budget_memory(placed.places, placed.machine, model, served=uses_external_engines(resolved))
+        except ConfigError as error:
+            refusal = error
+            continue
+        through_host = transport.kind != options[0].kind
+        notes = [*budget.notes]
+        if through_host:
+            notes.append("versions of the weights go through the memory of the host: the GPUs have no room")
+        planned = replace(placed, places=budget.places, budget=budget, notes=(*placed.notes, *notes))
+        plans.append(((budget.offloads, through_host, budget.engines_sleep, number), planned))
+    if not plans:
+        raise refusal
+    return min(plans, key=lambda plan: plan[0])[1]
+
+
+def _list_transports(resolved: ResolvedConfig, placement: Placement) -> list[TransportPlan]:
+    """Return the transports that may be used, those that take most memory of the cards first."""
+    plan = partial(plan_transport, resolved, device=placement.device, processes=placement.processes)
+    trains = any(name.startswith("trainer") for name in placement.places)
+    plain = plan()
+    if resolved.config.cluster.kind == "ray" or not (trains and placement.processes) or uses_external_engines(resolved):
+        return [plain]
+    near = plan(sources=find_weight_sources(placement.places, placement.ranks))
+    waits = resolved.derived.hybrid_engine and resolved.config.async_generation_ratio == 0
+    fewer = [replace(near, versions=1)] if near.kind == "cuda_ipc" and waits else []
+    return [near, *fewer, *([plain] if plain.kind != near.kind else [])]
 
 
 def make_memory_model(resolved: ResolvedConfig, placement: Placement, shape: ModelShape) -> MemoryModel:
@@ -322,79 +364,3 @@ def make_memory_model(resolved: ResolvedConfig, placement: Placement, shape: Mod
         card_bytes=int(placement.machine.gpu_memory_gib * GIB),
         holds_reference=derived.needs_reference and not placement.list_components("reference"),
     )
-
-
-# -- resources on a cluster
-
-
-def _plan_on_ray(resolved: ResolvedConfig) -> Placement:
-    """Ask the cluster for its nodes and plan resources on them; nothing is started there."""
-    check_ray_installed()
-    config, derived = resolved.config.cluster, resolved.derived
-    cluster = RayCluster(
-        address=resolve_address(config.address), runtime_env=config.runtime_env, timeout_s=config.start_timeout_s
-    )
-    device = select_cluster_device(resolved, cluster.nodes())
-    _check_lending(resolved, device, {})
-    ranks = count_trainer_ranks(resolved, device, derived.devices["actor_train"], separate=True)
-    layout = plan_rank_layout(resolved, ranks, device=device, processes=True)
-    requests = make_resource_requests(resolved, device, layout.ranks)
-    cluster.plan(requests)
-    machine = _make_run_machine(resolved, device)
-    assigned = assign_devices(resolved, derived.devices, ranks, derived.replicas)
-    threads = {name: request.cpus for name, request in requests.items()}
-    return Placement(
-        device=device,
-        processes=True,
-        layout=layout,
-        train_threads=requests[make_rank_names(layout.ranks)[0]].cpus,
-        infer_threads=requests["engine/0"].cpus,
-        replicas=derived.replicas,
-        cluster=cluster,
-        machine=machine,
-        places=make_places(assigned, machine, threads, takes_turns=derived.hybrid_engine),
-        notes=tuple(explain_rank_layout(resolved, layout)),
-    )
-
-
-def _make_run_machine(resolved: ResolvedConfig, device: Device) -> Machine:
-    """Return the nodes that the configuration describes; the cluster says on which machines they are."""
-    derived = resolved.derived
-    cards = derived.num_gpus_per_node
-    gpus = cards if device == "cuda" else 0
-    return Machine(cores=cards, gpus=gpus, nodes=derived.num_nodes, logical_devices=cards)
-
-
-def select_cluster_device(resolved: ResolvedConfig, nodes: Sequence[ClusterNode]) -> Device:
-    """Return what models run on in the cluster. Raises `ConfigError`."""
-    wanted, gpus = resolved.config.device, sum(node.gpus for node in nodes)
-    if wanted == "cuda" and not gpus:
-        raise ConfigError("the Ray cluster has no GPU", key="device", value=wanted, hint="cpu, or auto")
-    return "cuda" if gpus and wanted != "cpu" else "cpu"
-
-
-def make_resource_requests(resolved: ResolvedConfig, device: Device, ranks: int) -> dict[str, ResourceRequest]:
-    """Return the resources of each component by its name.
-
-    A device is a GPU where models run on GPUs, else a CPU slot. The number of a component's first device says on which
-    node of the run it is. Components that share a GPU have equal shares of it.
-    """
-    assigned = assign_devices(resolved, resolved.derived.devices, ranks, resolved.derived.replicas)
-    sharing = Counter(devices[0] for devices in assigned.values())
-    requests = {}
-    for name, devices in assigned.items():
-        role = resolved.config.actor_infer if name.startswith("engine/") else resolved.config.actor_train
-        cpus = role.strategy_args.strategy_config.num_threads or (len(devices) if device == "cpu" else 1)
-        request = ResourceRequest(node=devices[0] // resolved.derived.num_gpus_per_node, cpus=cpus)
-        requests[name] = replace(request, gpus=round(1 / sharing[devices[0]], 4)) if device == "cuda" else request
-    return requests
-
-
-def _summarize_on_ray(cluster: RayCluster, placement: Placement) -> str:
-    nodes = cluster.nodes()
-    components = ", ".join(
-        f"{name} on {one.node} ({format_resources(one.resources)})" for name, one in cluster.requests.items()
-    )
-    machines = f"{len(nodes)} machine{'' if len(nodes) == 1 else 's'}: {', '.join(node.text for node in nodes)}"
-    ranks = f"; {placement.ranks} ranks of the trainer: {placement.layout.summary}" if placement.ranks > 1 else ""
-    return f"{placement.device} on Ray at {cluster.address}, {machines}; by nodes of the run: {components}{ranks}"

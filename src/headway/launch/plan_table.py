@@ -49,7 +49,7 @@ def _make_rows(placement: Placement) -> Iterator[str]:
         kind = place.name.partition("/")[0] if not place.name.startswith("reward/") else place.name
         groups.setdefault((kind, place.sharing, place.memory_gib, place.sleeps), []).append(place)
     on_gpu = placement.device == "cuda"
-    yield f"{'part':<20}{'cards' if on_gpu else 'devices':<13}{'shares':<22}{'threads':>8}{'GiB each':>10}".rstrip()
+    yield f"{'part':<20}{'cards' if on_gpu else 'devices':<13}{'shares':<27}{'threads':>8}{'GiB each':>10}".rstrip()
     for (kind, sharing, memory, sleeps), places in groups.items():
         numbers = [int(place.name.partition("/")[2]) for place in places if place.name.partition("/")[2].isdigit()]
         name = f"{kind}/{format_numbers(numbers)}" if numbers else kind
@@ -58,7 +58,7 @@ def _make_rows(placement: Placement) -> Iterator[str]:
         how += (", sleeps" if kind == "engine" else ", moments leave") if sleeps else ""
         need = "" if memory is None else f"{memory:.1f}"
         shown = format_numbers(where) if where else "elsewhere"
-        yield f"{name:<20}{shown:<13}{how:<22}{places[0].threads:>8}{need:>10}".rstrip()
+        yield f"{name:<20}{shown:<13}{how:<27}{places[0].threads:>8}{need:>10}".rstrip()
     if placement.idle_cards and on_gpu:
         yield f"{'idle':<20}{format_numbers(placement.idle_cards)}"
 

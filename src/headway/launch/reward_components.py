@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from headway.config import ResolvedConfig, RewardConfig
 from headway.config.reward_model_choice import CLASSIFIER, get_reward_function, list_served_rewards
 from headway.errors import ConfigError, EngineCrashed, EngineError, RewardError
-from headway.launch.component_places import make_reward_names
 from headway.launch.components import ComponentArgs, LaunchContext, read_child_args
 from headway.launch.inference_servers import (
     TORCH_DTYPES,
@@ -25,6 +24,7 @@ from headway.launch.inference_servers import (
     make_llm,
     make_visible_gpus_env,
 )
+from headway.launch.memory_model import JUDGE_PROMPT_TOKENS
 from headway.launch.placement import Placement
 from headway.processes.base import ChildSpec, StartPeer
 from headway.processes.child_process import ChildProcess, spawn_with_interpreter
@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 
 _BATCH_TOKENS = {"cpu": 4096, "cuda": 65536}
 """Tokens of one forward pass of a classifier, with padding."""
-_PROMPT_TOKENS = 1024
-"""Room for the words of a judge's prompt around question and answer."""
 _LONGEST_CONTEXT = 32768
 _VLLM_START_S = 600.0
 _BUCKET_MB = 256.0
@@ -100,7 +98,7 @@ def _make_client(
     target: Callable[..., Any] = create_classifier if isinstance(model, ModelReward) else create_judge
     if context.resolved.derived.strategies[f"rewards.{name}"] == "vllm":
         target, start = create_vllm_judge, _start_with_vllm(reward)
-    path, names = find_reward_model(reward), make_reward_names(context.resolved, name)
+    path, names = find_reward_model(reward), placement.list_reward_components(name)
     options = {"reward": name, "path": str(path), "slots": model.concurrency}
     if isinstance(model, ServedJudgeReward):
         options |= {"context_tokens": _choose_context_tokens(context.resolved, path, model.max_tokens)}
@@ -159,7 +157,7 @@ def _choose_context_tokens(resolved: ResolvedConfig, path: Path, answer_tokens: 
     """Return the tokens of a judge's longest request: its tokenizer may need twice those of the policy."""
     from headway.models.model_loading import max_sequence_length
 
-    wanted = 2 * resolved.derived.sequence_length + _PROMPT_TOKENS + answer_tokens
+    wanted = 2 * resolved.derived.sequence_length + JUDGE_PROMPT_TOKENS + answer_tokens
     return min(wanted, max_sequence_length(path) or _LONGEST_CONTEXT)
 
 
@@ -199,6 +197,8 @@ async def create_judge(args: Mapping[str, Any]) -> JudgeModel:
         NativeSettings(
             slots=args["slots"],
             slot_tokens=args["context_tokens"],
+            kv_cache_bytes=component.kv_cache_bytes,
+            spare_weights=False,
             threads=component.threads,
             seed=component.load_config().config.seed,
             device=component.device,

@@ -26,7 +26,7 @@ from headway.launch.denoising_components import DenoisingModelFamily
 from headway.launch.environment_pool import make_environment_pool, make_episode_sources
 from headway.launch.inference_servers import uses_external_engines
 from headway.launch.language_components import LanguageModelFamily
-from headway.launch.placement import Placement, add_memory_budget, plan_placement
+from headway.launch.placement import Placement, plan_memory, plan_placement
 from headway.launch.required_packages import check_packages
 from headway.launch.reward_components import check_reward_models, connect_reward_models
 from headway.launch.transports import VERSIONS_ON_DISK
@@ -110,7 +110,7 @@ def prepare_run(resolved: ResolvedConfig) -> PreparedRun:
     policy = family.find_policy(resolved)
     _check_context_length(resolved, policy)
     if resolved.derived.pipeline != "denoising" and placement.budget is None:
-        placement = add_memory_budget(resolved, placement, find_model_shape(policy.path))
+        placement = plan_memory(resolved, placement, find_model_shape(policy.path))
     family.check_policy(resolved, policy, placement)
     check_reward_models(resolved)
     sources = make_episode_sources(resolved, policy) if agentic else make_sources(resolved, policy.tokenizer)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -36,6 +36,7 @@ _DELTA_BUCKET_MB = 16.0
 VERSIONS_ON_DISK = 3
 """Versions that stay: the newest, the one before it, and one for an engine that is slow to read."""
 _BROADCAST_TIMEOUT_S = 60.0
+HELD_VERSIONS = 2
 _VERSIONS_ON_GPU = 4
 """Versions on a GPU at once: two that are held, one that arrives, one that replaces it."""
 _GPU_SHARE_FOR_VERSIONS = 0.15
@@ -57,6 +58,8 @@ class TransportPlan:
     """Directory into which versions are written."""
     compare: bool = False
     """Whether engines compute a checksum of what they serve."""
+    versions: int = HELD_VERSIONS
+    """Versions that the trainer keeps for engines: two while one may be on its way, one where engines wait for it."""
     sources: Mapping[str, int] = field(default_factory=dict)
     """Trainer rank whose copy each component reads, by its name; those that are left out read that of rank 0."""
 
@@ -64,6 +67,11 @@ class TransportPlan:
     def publishers(self) -> tuple[int, ...]:
         """Trainer ranks that hold versions for others."""
         return tuple(sorted(set(self.sources.values()))) or (0,)
+
+    @property
+    def buffers(self) -> int:
+        """Most versions in memory at once: where several are kept, the next one is written beside them."""
+        return self.versions + (self.versions > 1)
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan for a child process, which makes it again by `TransportPlan(**…)`."""
@@ -219,7 +227,8 @@ def make_published_store(
         )
         return DiskStore(make_weight_store(resolved, device), directory)
     if plan.kind == "cuda_ipc":
-        return make_weight_store(resolved, device, IpcArena(make_shareable_memory(device), rank))
+        arena = IpcArena(make_shareable_memory(device), rank, held=plan.versions)
+        return make_weight_store(resolved, device, arena, versions=plan.versions)
     on_ray = resolved.config.cluster.kind == "ray"  # a broadcast from another machine reads the object store too
     return make_weight_store(resolved, device, ObjectArena() if on_ray else SharedArena())
 
@@ -243,15 +252,20 @@ def count_device_version_bytes(parameters: int, total: int = 0) -> int:
     return needed if needed < _GPU_SHARE_FOR_VERSIONS * total else 0
 
 
-def make_weight_store(resolved: ResolvedConfig, device: Device, arena: Any = None) -> WeightStore:
-    """Make a store of versions in `arena`; `None`: in the heap of this process.
+def make_weight_store(
+    resolved: ResolvedConfig, device: Device, arena: Any = None, *, versions: int = HELD_VERSIONS
+) -> WeightStore:
+    """Make a store of the newest `versions` in `arena`; `None`: in the heap of this process.
 
     Weights travel in the precision of the engines: rounding on the way would serve another policy than the trained one.
     """
     from headway.weights.weight_store import WeightStore
 
     return WeightStore(
-        bucket_mb=choose_bucket_mb(resolved), wire_dtype=select_wire_dtype(resolved, device), arena=arena
+        bucket_mb=choose_bucket_mb(resolved),
+        wire_dtype=select_wire_dtype(resolved, device),
+        arena=arena,
+        versions=versions,
     )
 
 
@@ -278,6 +292,8 @@ class ReceiverEnd:
     """The receiving end of a transport."""
 
     open_payload: Callable[[Any], Any]
+    release_payloads: Callable[[], None] | None = None
+    """Gives a version that was read back to its trainer; `None`: nothing is held."""
     delta: bool = False
     """Whether the bytes of the served version are kept, for buckets that did not change."""
     checks: bool = False
@@ -295,20 +311,19 @@ class ReceiverEnd:
 
 def make_receiver_end(plan: TransportPlan, name: str, device: Device) -> ReceiverEnd:
     """Make the end of engine `name`; a scorer has no name, and reads what the trainer published."""
-    return ReceiverEnd(open_payload=_make_payload_reader(plan, name, device), delta=plan.delta, checks=plan.compare)
-
-
-def _make_payload_reader(plan: TransportPlan, name: str, device: Device) -> Callable[[Any], Any]:
+    plain = ReceiverEnd(open_payload=memoryview, delta=plan.delta, checks=plan.compare)
     if plan.kind == "broadcast" and name:
         from headway.weights.broadcast_transport import BroadcastInbox
 
         host, _, port = plan.rendezvous.rpartition(":")
-        return BroadcastInbox(name, host, int(port), device=device if plan.backend == "nccl" else "cpu").open
+        inbox = BroadcastInbox(name, host, int(port), device=device if plan.backend == "nccl" else "cpu")
+        return replace(plain, open_payload=inbox.open)
     if plan.kind == "cuda_ipc":
         from headway.weights.device_memory import IpcPayloadReader, make_shareable_memory
 
-        return IpcPayloadReader(make_shareable_memory(device), plan.sources.get(name, 0)).open
+        reader = IpcPayloadReader(make_shareable_memory(device), plan.sources.get(name, 0))
+        return replace(plain, open_payload=reader.open, release_payloads=reader.release)
 
     from headway.weights.shared_memory import PayloadReader
 
-    return PayloadReader().open
+    return replace(plain, open_payload=PayloadReader().open)

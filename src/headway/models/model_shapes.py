@@ -50,6 +50,11 @@ class ModelShape:
         return self.given_parameters or self.layers * self.layer_parameters + embeddings + self.hidden
 
     @property
+    def widest(self) -> int:
+        """Elements that one token takes in a layer while it is computed."""
+        return 8 * self.hidden + 3 * self.intermediate + 2 * (self.heads + self.kv_heads) * self.head_size
+
+    @property
     def kv_per_token(self) -> int:
         """Elements that one token takes in the KV cache."""
         return 2 * self.layers * self.kv_heads * self.head_size

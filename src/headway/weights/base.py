@@ -285,7 +285,11 @@ class StagedReceiver(ABC, Generic[S]):
     which every bucket of the manifest was loaded, and `version` is what it last accepted.
     """
 
-    def __init__(self, on_thread: Callable[[], object] = lambda: None) -> None:
+    def __init__(
+        self,
+        on_thread: Callable[[], object] = lambda: None,
+        release_payloads: Callable[[], object] | None = None,
+    ) -> None:
         self.version = -1
         self.checksum = ""
         """Checksum of the tensors that are served, where the receiver computes one."""
@@ -293,6 +297,8 @@ class StagedReceiver(ABC, Generic[S]):
         """Whether the engine is down: then every method raises `EngineCrashed`."""
         self._on_thread = on_thread
         """Called first on the thread."""
+        self._release_payloads = release_payloads
+        """Called on the thread when a version is served and its payloads are read no longer."""
         self._stage: S | None = None
         self._loaded: set[int] = set()
         self._loader: ThreadPoolExecutor | None = None
@@ -343,6 +349,8 @@ class StagedReceiver(ABC, Generic[S]):
             self._stage = None
         del stage
         await self._release_previous()
+        if self._release_payloads is not None:
+            await self._run_on_thread(self._release_payloads)
 
     def reset(self, *, gone: bool) -> None:
         """Forget everything: the engine crashed (`gone`) or came back empty."""

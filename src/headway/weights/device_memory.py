@@ -189,13 +189,14 @@ class _LeasedBuffer:
 
 
 class IpcArena(Arena):
-    """Buffers that are exported: one for each held version, one more, and one for each slow reader.
+    """Buffers that are exported: one for each of `held` versions, one more, and one for each slow reader.
 
-    `rank` is the trainer rank that publishes here.
+    Where one version is held, the next one is written over it. `rank` is the trainer rank that publishes here.
     """
 
-    def __init__(self, memory: ShareableMemory, rank: int = 0) -> None:
+    def __init__(self, memory: ShareableMemory, rank: int = 0, *, held: int = _HELD_BUFFERS) -> None:
         self._memory, self._rank = memory, rank
+        self._untouched = held if held > 1 else 0
         self._buffers: list[_LeasedBuffer] = []
         """Ordered by when they were last written."""
 
@@ -205,7 +206,7 @@ class IpcArena(Arena):
         return len(self._buffers)
 
     def take(self, size: int) -> _LeasedBuffer:
-        free = [old for old in self._buffers[:-_HELD_BUFFERS] if old.try_revoke()]
+        free = [old for old in self._buffers[: max(len(self._buffers) - self._untouched, 0)] if old.try_revoke()]
         self._buffers = [old for old in self._buffers if old not in free]
         fitting = next((old for old in free if old.data.numel() >= size), None)
         data = self._memory.empty(max(size, 1)) if fitting is None else fitting.data
@@ -252,7 +253,7 @@ class IpcPayloadReader:
         if not isinstance(payload, IpcSlice):
             return self._other.open(payload)
         if self._lease is None or self._lease.name != payload.lease:
-            self._release()
+            self.release()
             self._lease = _lock_lease(payload.lease)
         data = self._open_buffer(payload.handle)
         end = payload.start + payload.size
@@ -262,7 +263,7 @@ class IpcPayloadReader:
 
     def close(self) -> None:
         """Release everything."""
-        self._release()
+        self.release()
         self._opened.clear()
         self._other.close()
 
@@ -275,7 +276,8 @@ class IpcPayloadReader:
         self._opened[handle] = data
         return data
 
-    def _release(self) -> None:
+    def release(self) -> None:
+        """Give the version that was read last back to its trainer, which may overwrite it."""
         lease, self._lease = self._lease, None
         if lease is not None:
             self._memory.synchronize()  # copies out of it may still be running

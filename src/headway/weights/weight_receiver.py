@@ -100,7 +100,7 @@ class DoubleBufferedReceiver(StagedReceiver[IncomingTensors]):
     """A `WeightReceiver` with two sets of tensors.
 
     `dtype` is the type that floating tensors are computed in; `None`: as they are sent. `open_payload` opens payloads;
-    left out, those that a `PayloadReader` can open.
+    left out, those that a `PayloadReader` can open. `release_payloads` closes what a version was read from.
     """
 
     def __init__(
@@ -111,8 +111,9 @@ class DoubleBufferedReceiver(StagedReceiver[IncomingTensors]):
         device: str = "cpu",
         threads: int = 1,
         open_payload: OpenPayload | None = None,
+        release_payloads: Callable[[], object] | None = None,
     ) -> None:
-        super().__init__(lambda: torch.set_num_threads(threads))
+        super().__init__(lambda: torch.set_num_threads(threads), release_payloads)
         self._activate = activate
         self._dtype = dtype
         self._device = device

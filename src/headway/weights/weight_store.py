@@ -2,7 +2,8 @@
 
 `publish` copies the live tensors into one flat buffer, on the thread that trains and between two steps; from then on
 the trainer may change them. Checksums are computed when a version is first gathered, on another thread, while the
-trainer goes on. The newest two versions are held: the one that may still be on its way, and the one after it.
+trainer goes on. The newest two versions are held, if not told otherwise: the one that may still be on its way, and the
+one after it.
 
 Guarantees: a bucket that `gather` gave out never changes, even when its version is dropped while it is on its way (a
 heap buffer lives as long as one of its buckets; a shared one is overwritten only by the third version after it, and
@@ -159,20 +160,27 @@ class _HeldVersion:
 class WeightStore:
     """A `WeightSource` that a trainer publishes into.
 
-    `wire_dtype` is the type in which floating tensors are sent; `None`: as they are.
+    `wire_dtype` is the type in which floating tensors are sent; `None`: as they are. `versions` is the number of newest
+    versions that are held. One is enough where engines wait for a version before the next is made.
     """
 
     def __init__(
-        self, *, bucket_mb: float = 512, wire_dtype: torch.dtype | None = torch.bfloat16, arena: Arena | None = None
+        self,
+        *,
+        bucket_mb: float = 512,
+        wire_dtype: torch.dtype | None = torch.bfloat16,
+        arena: Arena | None = None,
+        versions: int = _HELD_VERSIONS,
     ) -> None:
         self._bucket_bytes = int(bucket_mb * _MB)
         self.wire_dtype = wire_dtype
         self._arena: Arena = arena or HeapArena()
+        self._versions = versions
         self._held: dict[int, _HeldVersion] = {}
         self._lock = threading.Lock()
 
     def publish(self, version: int, tensors: Mapping[str, Tensor], read: ReadTensor | None = None) -> None:
-        """Hold a copy of `tensors` as `version`, and drop what is older than the version before. Any thread.
+        """Hold a copy of `tensors` as `version`, and drop what is too old. Any thread.
 
         Where the values lie in many processes, `tensors` only describes them, and `read` returns one by its name, in
         the order of `make_tensor_entries`.
@@ -181,7 +189,7 @@ class WeightStore:
         extents, total = compute_layout(entries)
         with self._lock:
             self._held.pop(version, None)
-            while len(self._held) >= _HELD_VERSIONS:
+            while len(self._held) >= self._versions:
                 del self._held[next(iter(self._held))]
             key = self._arena.take(total)
         pack_tensors(read or tensors.__getitem__, extents, self._arena.view(key))

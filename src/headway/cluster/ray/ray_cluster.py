@@ -4,11 +4,12 @@
     cluster.plan({"trainer": ResourceRequest(node=0, cpus=1), "engine/0": ResourceRequest(node=1, cpus=1)})
     peer = await cluster.start(ChildSpec(name="trainer", …))
 
-All requests are one placement group, reserved as a whole before the first part starts: a run that does not fit starts
-nothing. A part without a request (an engine that joins later) is placed wherever the cluster has what the first part of
-its kind was given. When a node is lost, Ray finds another place for its bundle, and restarted parts go there.
+All requests are reserved before the first part starts: a run that does not fit starts nothing. They are one placement
+group or, with GPUs, one for each node of the run. A part without a request (an engine that joins later) is placed
+wherever the cluster has what the first part of its kind was given. When a node is lost, Ray finds another place for its
+bundle, and restarted parts go there.
 
-Actors and the group belong to this driver's job: they are gone with it, however it ends.
+Actors and groups belong to this driver's job: they are gone with it, however it ends.
 """
 
 import asyncio
@@ -25,6 +26,7 @@ from headway.cluster.ray.ray_session import (
     describe_this_machine,
     disconnect_from_ray,
     format_resources,
+    group_for_reservation,
     group_into_bundles,
     list_nodes,
 )
@@ -45,7 +47,7 @@ class RayCluster:
         self._timeout_s = timeout_s
         self._connecting = asyncio.Lock()
         self._connected = self._owned = False
-        self._group: Any = None
+        self._groups: list[Any] = []
         self._reserved = False
 
     def nodes(self) -> tuple[ClusterNode, ...]:
@@ -63,6 +65,14 @@ class RayCluster:
             needed = float(sum(request.cpus for request in requests.values()))
             nodes = tuple(ClusterNode(name=node.name, cpus=max(node.cpus, needed), gpus=node.gpus) for node in nodes)
         check_resource_requests(self.requests, nodes, address=self.address)
+
+    @property
+    def summary(self) -> str:
+        """One line for people: the machines, and what each part is given."""
+        nodes, requests = self.nodes(), self.requests.items()
+        parts = ", ".join(f"{name} on {one.node} ({format_resources(one.resources)})" for name, one in requests)
+        machines = f"{len(nodes)} machine{'' if len(nodes) == 1 else 's'}: {', '.join(node.text for node in nodes)}"
+        return f"Ray at {self.address}, {machines}; by nodes of the run: {parts}"
 
     def get_request(self, name: str) -> ResourceRequest:
         """Return what a part is given. A part that was not planned gets what the first of its kind got."""
@@ -103,20 +113,26 @@ class RayCluster:
             return
         from ray.util.placement_group import placement_group
 
-        bundles = list(group_into_bundles(self.requests).values())
-        if self._group is None:
-            self._group = await asyncio.to_thread(placement_group, bundles, strategy="SPREAD")
+        wanted = group_for_reservation(self.requests)
+        for group in wanted[len(self._groups) :]:
+            bundles = [dict(bundle) for bundle in group.bundles.values()]
+            self._groups.append(await asyncio.to_thread(placement_group, bundles, strategy=group.strategy))
         clock = asyncio.get_running_loop().time
         end_s = clock() + self._timeout_s
-        while not await asyncio.to_thread(self._group.wait, _POLL_S):  # short, so that it can be cancelled
+        while not await asyncio.to_thread(self._wait_briefly):  # short, so that it can be cancelled
             if clock() > end_s:
-                await asyncio.to_thread(self._remove_group)
-                needed, nodes = "; ".join(map(format_resources, bundles)), ", ".join(node.text for node in list_nodes())
+                await asyncio.to_thread(self._remove_groups)
+                needed = "; ".join(map(format_resources, group_into_bundles(self.requests).values()))
+                nodes = ", ".join(node.text for node in list_nodes())
                 raise PeerLost(
                     f"the Ray cluster at {self.address} had no room after {self._timeout_s:g} s for {needed}: "
                     f"it has {nodes}, and others use it"
                 )
         self._reserved = True
+
+    def _wait_briefly(self) -> bool:
+        """Return whether everything is reserved, or becomes so in a moment."""
+        return all(group.wait(_POLL_S) for group in self._groups)
 
     def _make_actor(self, name: str, request: ResourceRequest) -> Any:
         import ray
@@ -126,25 +142,27 @@ class RayCluster:
 
         options: dict[str, Any] = {"num_cpus": request.cpus, "num_gpus": request.gpus, "max_restarts": 0}
         if name in self.requests:
-            bundle = list(group_into_bundles(self.requests)).index(request.node)
-            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
-                placement_group=self._group, placement_group_bundle_index=bundle
-            )
+            key = request.node, request.device
+            for group, reserved in zip(group_for_reservation(self.requests), self._groups, strict=True):
+                if key in group.bundles:
+                    options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
+                        placement_group=reserved, placement_group_bundle_index=list(group.bundles).index(key)
+                    )
         return ray.remote(ActorServer).options(enable_task_events=False, **options).remote()
 
-    def _remove_group(self) -> None:
+    def _remove_groups(self) -> None:
         import ray
         from ray.util.placement_group import remove_placement_group
 
-        group, self._group, self._reserved = self._group, None, False
-        if group is not None and ray.is_initialized():
+        groups, self._groups, self._reserved = self._groups, [], False
+        for group in groups if ray.is_initialized() else ():
             with suppress(Exception):  # the cluster may be gone; the group goes with the job in any case
                 remove_placement_group(group)
 
     def _disconnect(self) -> None:
         if not self._connected:
             return
-        self._remove_group()
+        self._remove_groups()
         if self._owned:
             disconnect_from_ray()
         self._connected = self._owned = False

@@ -4,8 +4,8 @@ docs/cluster.md says which cluster an address names, and how devices are numbere
 connected already, that connection is used as it is and left open. A cluster of our own ends with this process, however
 it ends; Ray sees to that.
 
-What each part of a run asks of a cluster is a `ResourceRequest`. The requests of all parts on one node of the run form
-one bundle, so that they always share a machine.
+What each part of a run asks of a cluster is a `ResourceRequest`. The requests of all parts on one node of the run are
+on one machine: as one bundle or, with GPUs, as a bundle for each GPU, so that who shares one is given the same.
 """
 
 import logging
@@ -26,6 +26,18 @@ from headway.processes.child_process import count_usable_cores
 LOCAL, AUTO = "local", "auto"
 _KEY = "cluster.address"
 _CONNECT_S = 3.0
+_GPU_MEMORY_GIB = {
+    "A10G": 22.0,
+    "A100-40G": 39.0,
+    "A100-80G": 79.0,
+    "B200": 178.0,
+    "H100": 79.0,
+    "H200": 139.0,
+    "H20": 95.0,
+    "L4": 22.0,
+    "L40S": 44.0,
+}
+"""Memory that is there to use, by the names that Ray gives to kinds of GPUs with one size of memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +48,8 @@ class ResourceRequest:
     """Node of the run, not of the cluster: parts with the same number are on the same machine."""
     cpus: int
     gpus: float = 0.0
+    device: int | None = None
+    """Device of the run: parts with the same number are given the same GPU. `None`: any of its node."""
 
     @property
     def resources(self) -> dict[str, float]:
@@ -49,6 +63,8 @@ class ClusterNode:
     name: str
     cpus: float
     gpus: float
+    gpu_memory_gib: float = 0.0
+    """Memory of one GPU; 0: not known."""
 
     @property
     def resources(self) -> dict[str, float]:
@@ -67,6 +83,43 @@ def group_into_bundles(requests: Mapping[str, ResourceRequest]) -> dict[int, dic
         for kind, amount in request.resources.items():
             bundle[kind] = round(bundle.get(kind, 0.0) + amount, 4)
     return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReservedGroup:
+    """Resources that are reserved together."""
+
+    strategy: str
+    """How Ray places the bundles: `SPREAD` over machines, or `STRICT_PACK` on one."""
+    bundles: Mapping[tuple[int, int | None], Mapping[str, float]]
+    """Resources by node and device of the run."""
+
+
+def group_for_reservation(requests: Mapping[str, ResourceRequest]) -> list[ReservedGroup]:
+    """Return a group with a bundle for each node or, with GPUs, a group for each node with a bundle for each GPU."""
+    if not any(request.gpus for request in requests.values()):
+        bundles: dict[tuple[int, int | None], dict[str, float]] = {
+            (node, None): bundle for node, bundle in group_into_bundles(requests).items()
+        }
+        return [ReservedGroup(strategy="SPREAD", bundles=bundles)]
+    groups = []
+    for node in sorted({request.node for request in requests.values()}):
+        here = {name: request for name, request in requests.items() if request.node == node}
+        devices = sorted(
+            {request.device for request in here.values()}, key=lambda device: -1 if device is None else device
+        )
+        groups.append(
+            ReservedGroup(
+                strategy="STRICT_PACK",
+                bundles={
+                    (node, device): group_into_bundles({n: one for n, one in here.items() if one.device == device})[
+                        node
+                    ]
+                    for device in devices
+                },
+            )
+        )
+    return groups
 
 
 def check_resource_requests(
@@ -154,21 +207,30 @@ def list_nodes() -> tuple[ClusterNode, ...]:
             name=str(found["NodeManagerAddress"]),
             cpus=float(found["Resources"].get("CPU", 0.0)),
             gpus=float(found["Resources"].get("GPU", 0.0)),
+            gpu_memory_gib=_find_gpu_memory(found["Resources"]),
         )
         for found in ray.nodes()
         if found["Alive"]
     )
 
 
+def _find_gpu_memory(resources: Mapping[str, float]) -> float:
+    """Return the memory of a node's GPUs by the name that Ray has for them; 0 for names with several sizes."""
+    kinds = [name.partition(":")[2] for name in resources if name.startswith("accelerator_type:")]
+    return min((_GPU_MEMORY_GIB.get(kind, 0.0) for kind in kinds), default=0.0)
+
+
 def describe_this_machine() -> ClusterNode:
     """Return what a cluster of our own would have here."""
+    gpus, memory = 0, 0.0
     try:
         import torch
 
         gpus = torch.cuda.device_count()
-    except ImportError:
-        gpus = 0
-    return ClusterNode(name="this machine", cpus=float(count_usable_cores()), gpus=float(gpus))
+        memory = min((torch.cuda.get_device_properties(one).total_memory for one in range(gpus)), default=0) / (1 << 30)
+    except (ImportError, RuntimeError, AssertionError):
+        pass
+    return ClusterNode(name="this machine", cpus=float(count_usable_cores()), gpus=float(gpus), gpu_memory_gib=memory)
 
 
 def disconnect_from_ray() -> None:

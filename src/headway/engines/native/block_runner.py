@@ -92,6 +92,11 @@ class BlockRunner:
                 self._stream.wait_stream(torch.cuda.default_stream(self.kv.device))
             self._parameters.install(values)
 
+    def wait(self) -> None:
+        """Wait until everything that was launched is done, prefills without a block too."""
+        if self._stream is not None:
+            self._stream.synchronize()
+
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> BlockInFlight | None:
         """Start a block. Returns None where no sequence would draw anything."""

@@ -80,6 +80,11 @@ class BlockCore(NativeCore):
         """Return everything made so far, the block in flight included."""
         return [*self._read_block(None), *super()._settle()]
 
+    def hold(self) -> list[RequestUpdate]:
+        updates = super().hold()
+        self._runner.wait()
+        return updates
+
     def step(self) -> list[RequestUpdate]:
         """Launch a block, then read the one before it."""
         plan = self.scheduler.plan()
@@ -227,12 +232,13 @@ def _make_kv_cache(
     page = 2 * shape["layers"] * shape["heads"] * shape["head_size"] * dtype.itemsize * settings.page_tokens
     longest = -(-settings.slot_tokens // settings.page_tokens)
     wanted = 1 + settings.slots * longest + -(-settings.prefix_cache_tokens // settings.page_tokens)
-    memory, budget = _find_free_memory(parameters, device), settings.kv_cache_bytes
+    sets = 1 + settings.spare_weights
+    memory, budget = _find_free_memory(sets * parameters.bytes, device), settings.kv_cache_bytes
     if budget is None:
         budget = wanted * page if memory is None else memory * 9 // 10
     pages = min(wanted, 1 + -(-budget // page))  # page 0 is nobody's, and a budget for a whole sequence is enough
     if pages < 1 + longest or (memory is not None and pages * page > memory):
-        free = "" if memory is None else f", {max(0, memory) / 2**30:.1f} GiB are free beside two copies of the weights"
+        free = "" if memory is None else f", {max(0, memory) / 2**30:.1f} GiB are free beside {sets} × the weights"
         raise ConfigError(
             f"a sequence of {settings.slot_tokens} tokens needs {(1 + longest) * page / 2**30:.2f} GiB of KV{free}",
             key="kv_cache_bytes",
@@ -253,9 +259,9 @@ def _make_kv_cache(
     )
 
 
-def _find_free_memory(parameters: Any, device: torch.device) -> int | None:
-    """Return the bytes of a GPU that are free beside two copies of the weights; None on a CPU."""
+def _find_free_memory(weights: int, device: torch.device) -> int | None:
+    """Return the bytes of a GPU that are free beside those of the weights; None on a CPU."""
     if device.type != "cuda":
         return None
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return int(torch.cuda.mem_get_info(device)[0] + unused - 2 * parameters.bytes)
+    return int(torch.cuda.mem_get_info(device)[0] + unused - weights)

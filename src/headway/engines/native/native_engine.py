@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 class NativeEngine(ThreadedEngine[ServedParameters]):
     """`model` makes the architecture, its weights do not matter; `decode` is needed for stop strings only.
 
-    `open_payload` opens payloads that are not buffers themselves. `make_receiver` makes another receiver than the
-    engine's own, `wrap_receiver` puts one in front of it; `checks` lets it compute checksums of what is served.
-    `make_core` makes what runs the model: by default a `StepCore` with `make_runner` on the CPU and a `BlockCore` on a
-    GPU.
+    `open_payload` opens payloads that are not buffers themselves, and `release_payloads` closes what a version was read
+    from. `make_receiver` makes another receiver than the engine's own, `wrap_receiver` puts one in front of it;
+    `checks` lets it compute checksums of what is served. `make_core` makes what runs the model: by default a `StepCore`
+    with `make_runner` on the CPU and a `BlockCore` on a GPU.
     """
 
     def __init__(
@@ -48,6 +48,7 @@ class NativeEngine(ThreadedEngine[ServedParameters]):
         make_core: MakeCore | None = None,
         make_receiver: MakeReceiver | None = None,
         open_payload: OpenPayload = memoryview,
+        release_payloads: Callable[[], object] | None = None,
         wrap_receiver: Callable[[WeightReceiver], WeightReceiver] = lambda receiver: receiver,
         checks: bool = False,
     ) -> None:
@@ -67,6 +68,8 @@ class NativeEngine(ThreadedEngine[ServedParameters]):
                 threads=self._settings.threads,
                 open_payload=open_payload,
                 checks=checks,
+                release_payloads=release_payloads,
+                hold=None if self._settings.spare_weights else self._hold,
             )
             if make_receiver is None
             else make_receiver(self.switch)

@@ -33,9 +33,16 @@ class StagedVersion:
     """A version that arrives. Used by one thread at a time."""
 
     def __init__(
-        self, manifest: Manifest, parameters: ServedParameters, open_payload: OpenPayload, *, checks: bool = False
+        self,
+        manifest: Manifest,
+        parameters: ServedParameters,
+        open_payload: OpenPayload,
+        *,
+        checks: bool = False,
+        replaces: bool = False,
     ) -> None:
         _check_manifest(manifest, parameters)
+        self._replaces = replaces
         self._open_payload = open_payload
         self._sums: list[str] | None = [] if checks else None
         """Checksums of the tensors as they are in the memory of this engine; `None`: none are computed."""
@@ -115,7 +122,9 @@ class StagedVersion:
             self._seen.add(name)
             if self._sums is not None:
                 self._sums.append(compute_tensor_checksum(tensor.view(-1).view(torch.uint8)))
-            self._parameters.collect(name, tensor, self._parts, self._values)
+            unit = self._parameters.collect(name, tensor, self._parts, self._values)
+            if unit is not None and self._replaces:
+                self._values[unit] = self._parameters.replace(unit, self._values[unit])
         self._entry, self._arrived, self._tensor = self._entry + 1, 0, None
 
 
@@ -137,7 +146,8 @@ def _check_manifest(manifest: Manifest, parameters: ServedParameters) -> None:
 class NativeReceiver(StagedReceiver[StagedVersion]):
     """`get_parameters` is called when a version begins; `switch` serves it between two tokens.
 
-    With `checks`, `checksum` is that of the tensors that are served.
+    With `checks`, `checksum` is that of the tensors that are served. With `hold`, which stops the engine until it
+    switches, a version replaces what is served while it arrives; one that is given up leaves the engine stopped.
     """
 
     def __init__(
@@ -148,8 +158,11 @@ class NativeReceiver(StagedReceiver[StagedVersion]):
         threads: int = 1,
         open_payload: OpenPayload = memoryview,
         checks: bool = False,
+        hold: Callable[[], Awaitable[None]] | None = None,
+        release_payloads: Callable[[], object] | None = None,
     ) -> None:
-        super().__init__(lambda: torch.set_num_threads(threads))
+        super().__init__(lambda: torch.set_num_threads(threads), release_payloads)
+        self._hold = hold
         self._checks = checks
         self._get_parameters = get_parameters
         self._switch = switch
@@ -159,7 +172,12 @@ class NativeReceiver(StagedReceiver[StagedVersion]):
         self._to_free: list[ServedValues] = []
 
     async def _make_stage(self, manifest: Manifest) -> StagedVersion:
-        return StagedVersion(manifest, await self._get_parameters(), self._open_payload, checks=self._checks)
+        parameters = await self._get_parameters()
+        replaces = self._hold is not None and self.version >= 0
+        if self._hold is not None and replaces:
+            await self._hold()
+            self._served = {}
+        return StagedVersion(manifest, parameters, self._open_payload, checks=self._checks, replaces=replaces)
 
     async def _serve(self, stage: StagedVersion) -> None:
         values = stage.take_values()

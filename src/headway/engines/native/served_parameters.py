@@ -3,7 +3,8 @@
 `ServedParameters` knows where every tensor of a model lives; `ServedValues` are the tensors of one version, already in
 the dtype and the layout that is served. On a CPU installing them moves pointers only. On a GPU served tensors stay at
 their addresses, because captured graphs refer to them: the first version becomes the served tensors, and every later
-one is copied into them between two blocks. So a version needs its memory twice while it arrives, and once afterwards.
+one is copied into them between two blocks. So a version needs its memory twice while it arrives, and once afterwards;
+or once, where nobody computes while it arrives and each unit is replaced at once (`replace`).
 Tied tensors are one tensor under several names.
 """
 
@@ -130,15 +131,19 @@ class ServedParameters:
 
     def collect(
         self, name: str, tensor: Tensor, parts: dict[str, Tensor], values: dict[str, tuple[Tensor, ...]]
-    ) -> None:
-        """Add one canonical tensor of a version; a unit that is complete moves from `parts` to `values`, as served."""
+    ) -> str | None:
+        """Add one canonical tensor of a version. Return the name of its unit if that is complete now.
+
+        A complete unit moves from `parts` to `values`, as it is served.
+        """
         parts[name] = tensor
         unit = self._units[name]
         if not all(member in parts for member in unit):
-            return
+            return None
         members = [parts.pop(member) for member in unit]
         whole = members[0] if len(members) == 1 else torch.cat(members)
         values[unit[0]] = self._lay_out(whole, self._places[unit[0]])
+        return unit[0]
 
     def _lay_out(self, whole: Tensor, places: list[TensorPlace]) -> tuple[Tensor, ...]:
         """Return one tensor for every place."""
@@ -168,13 +173,21 @@ class ServedParameters:
         if values.keys() != self._places.keys():
             raise KeyError(f"not a whole version: {sorted(values.keys() ^ self._places.keys())[:3]}")
         for name, tensors in values.items():
-            for (module, attribute, _), tensor in zip(self._places[name], tensors, strict=True):
-                if isinstance(module, ServedLinear):
-                    setattr(module, attribute, tensor)
-                elif attribute in module._parameters:
-                    module._parameters[attribute] = tensor  # type: ignore[assignment]
-                else:
-                    module._buffers[attribute] = tensor.data
+            self._put(name, tensors)
+
+    def replace(self, unit: str, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Serve one unit of a version before the others are here. Return the tensors that are served."""
+        self._put(unit, tensors)
+        return tensors
+
+    def _put(self, unit: str, tensors: tuple[Tensor, ...]) -> None:
+        for (module, attribute, _), tensor in zip(self._places[unit], tensors, strict=True):
+            if isinstance(module, ServedLinear):
+                setattr(module, attribute, tensor)
+            elif attribute in module._parameters:
+                module._parameters[attribute] = tensor  # type: ignore[assignment]
+            else:
+                module._buffers[attribute] = tensor.data
 
 
 def _find_place(
@@ -257,6 +270,13 @@ class DeviceParameters(ServedParameters):
         return tuple(served for _ in places)
 
     @torch.no_grad()
+    def replace(self, unit: str, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        if self._installed is None:  # the first version becomes the served tensors as a whole
+            return tensors
+        torch._foreach_copy_(_list_tensors({unit: self._installed[unit]}), _list_tensors({unit: tensors}))
+        return self._installed[unit]
+
+    @torch.no_grad()
     def install(self, values: ServedValues) -> None:
         if self._installed is None:
             super().install(values)
@@ -268,8 +288,11 @@ class DeviceParameters(ServedParameters):
             return
         if values.keys() != self._installed.keys():
             raise KeyError(f"not a whole version: {sorted(values.keys() ^ self._installed.keys())[:3]}")
-        arrived = _list_tensors({name: values[name] for name in self._installed})
-        torch._foreach_copy_(_list_tensors(self._installed), arrived)
+        changed = [name for name in self._installed if values[name] is not self._installed[name]]
+        if not changed:  # each was replaced when it arrived
+            return
+        arrived = _list_tensors({name: values[name] for name in changed})
+        torch._foreach_copy_(_list_tensors({name: self._installed[name] for name in changed}), arrived)
         for tensor in arrived:  # made on another stream, and freed before the copy has been made
             if tensor.is_cuda:
                 tensor.record_stream(torch.cuda.current_stream(tensor.device))

@@ -11,7 +11,7 @@ from headway.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeSettings:
-    """One replica. It needs two copies of the weights and a KV cache.
+    """One replica. It needs two copies of the weights, or one without `spare_weights`, and a KV cache.
 
     On a CPU the cache has `slots · slot_tokens` tokens and `prefix_tokens` more. On a GPU it has pages that sequences
     take as they grow, so that many slots cost nothing where sequences are short.
@@ -29,10 +29,13 @@ class NativeSettings:
     part of `kv_cache_bytes`, and pages that nobody else needs hold more."""
     kv_cache_bytes: int | None = None
     """Memory of the KV cache on a GPU. By default as much as all slots and prefixes can fill, and at most nine tenths
-    of what is free beside two copies of the weights."""
+    of what is free beside the weights."""
     host_cache_bytes: int | None = None
     """Host memory for the KV of sequences that had to make room on a GPU; what does not fit is computed again. By
     default a quarter of what is free at the start."""
+    spare_weights: bool = True
+    """Whether a version arrives beside the weights that are served. Otherwise it replaces them tensor by tensor, which
+    halves their memory, and no token is made from its first byte to its flip."""
     page_tokens: int = 64
     """Tokens of a page of the KV cache on a GPU."""
     stream_tokens: int = 8

@@ -298,10 +298,10 @@ def test_an_engine_with_one_set_of_weights_replaces_them_and_makes_no_token_mean
         options = {"make_core": make_core, "checks": True}
         engine, plain = (NativeEngine(str(n), factory.make_model, settings, **options) for n in range(2))
         await factory.serve(engine, old, 0)
-        progress = Progress()
+        begun = asyncio.Event()
+        progress = Progress(on_chunk=lambda actions: begun.set())
         running = asyncio.ensure_future(engine.generate(factory.request("a", [1, 2, 3], count=100), progress))
-        while not progress.actions:
-            await asyncio.sleep(0.001)
+        await begun.wait()
         manifest, buckets = factory.version_of(new, 1)
         await engine.receiver.begin(manifest)
         for bucket in buckets[: len(buckets) // 2]:

@@ -8,8 +8,9 @@ killed by SIGKILL on the way; no verdict is given until the engine is back. Chec
 served every version with the same checksum of its tensors, all steps were trained, and the ledger has lost nothing.
 Then the batches that were trained are replayed in one process, from the initial weights: losses and gradient norms have
 to be those of the ranks up to rounding. Last, the same configuration runs in one process, for its seconds per step. The
-model is random, of the shape of Qwen2.5, and rewards are drawn by lot. In the hybrid layout engines sleep during a
-step, and moments live on the host.
+model is random, of the shape of Qwen2.5, and rewards are drawn by lot. The hybrid layout is that of full
+cards: engines sleep during a step and have one set of weights, one version is on the card, and moments live on the
+host. What a sleep frees is read from the card.
 """
 
 from __future__ import annotations
@@ -67,6 +68,8 @@ class LayoutResult:
     """Largest difference of those, as a share of numbers above 1. A loss is a small difference of such numbers."""
     lost: list[str] = field(default_factory=list)
     """What the ledger says is missing."""
+    freed_gib: list[float] = field(default_factory=list)
+    """Memory of the card that was free before and after each sleep of all engines, on average."""
     spans_s: dict[str, float] = field(default_factory=dict)
     """Mean seconds of each span of the timeline that moves memory, and of an update of an engine."""
 
@@ -121,12 +124,33 @@ def make_configuration(args: argparse.Namespace, layout: str, model: Path, run_d
 
 
 def prepare_layout(args: argparse.Namespace, layout: str, model: Path, run_dir: Path) -> PreparedRun:
-    """Prepare a run; in the hybrid layout engines sleep during a step, and moments stay on the host."""
+    """Prepare a run; the hybrid layout is that of full cards."""
     prepared = prepare_run(load_config(make_configuration(args, layout, model, run_dir)))
     if layout != "hybrid":
         return prepared
-    places = {name: replace(place, sleeps=True) for name, place in prepared.placement.places.items()}
-    return replace(prepared, placement=replace(prepared.placement, places=places))
+    placement = prepared.placement
+    places = {name: replace(place, sleeps=True, weight_sets=1) for name, place in placement.places.items()}
+    transport = replace(placement.transport, versions=1)
+    return replace(prepared, placement=replace(placement, places=places, transport=transport))
+
+
+class SleepWatch:
+    """Reads the free memory of the card before and after engines go to sleep."""
+
+    def __init__(self) -> None:
+        self.free_gib: list[tuple[str, float]] = []
+
+    def __call__(self, event: LoggedEvent) -> None:
+        if event.who == "device turns" and event.kind in ("span.begin", "span.end"):
+            import torch
+
+            if torch.cuda.is_available():
+                self.free_gib.append((event.kind, torch.cuda.mem_get_info()[0] / (1 << 30)))
+
+    def summarize(self) -> list[float]:
+        """Return the mean before and after."""
+        both = [[free for kind, free in self.free_gib if kind == wanted] for wanted in ("span.begin", "span.end")]
+        return [statistics.mean(found) for found in both] if all(both) else []
 
 
 class Chaos:
@@ -160,12 +184,14 @@ class Chaos:
                 continue
 
 
-async def train(prepared: PreparedRun, directory: Any, *, kill: bool) -> tuple[list[LoggedEvent], dict[int, Batch]]:
+async def train(
+    prepared: PreparedRun, directory: Any, *, kill: bool, watch: SleepWatch | None = None
+) -> tuple[list[LoggedEvent], dict[int, Batch]]:
     """Train to the end. Return the events, and for each step the batch that made it in the end."""
     events: list[LoggedEvent] = []
     batches: dict[int, Batch] = {}
     chaos = Chaos(directory.path / "logs", prepared.resolved.config.max_steps)
-    sinks = [events.append, *([chaos] if kill else [])]
+    sinks = [events.append, *([chaos] if kill else []), *([watch] if watch else [])]
     async with open_run_context(prepared, directory, sinks=sinks) as context:
         flow = AsyncTrainingFlow(
             trainer=replace(context, on_trained=lambda batch, trained: batches.update({trained: batch}))
@@ -245,7 +271,8 @@ def measure_layout(args: argparse.Namespace, layout: str, model: Path, scratch: 
     prepared = prepare_layout(args, layout, model, scratch / layout)
     print(prepared.placement.summary, prepared.placement.transport, flush=True)
     with open_run_directory(prepared) as directory:
-        events, batches = asyncio.run(train(prepared, directory, kill=True))
+        events, batches = asyncio.run(train(prepared, directory, kill=True, watch=(watch := SleepWatch())))
+    result.freed_gib = watch.summarize()
     result.step_s = measure_step_s(events)
     result.versions, result.unequal = compare_engines(events, args.engines)
     for name in ("engine/1", "trainer"):

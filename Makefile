@@ -12,6 +12,7 @@
 #   make chaos    runs whose engines, trainer, ranks, nodes or controller are killed at random moments: half an hour
 #   make lost-ranks  one of two ranks of a trainer is killed or stopped in every phase of its work: some minutes
 #   make bench    what the quicker benchmarks measure on this machine; BENCHES names others (peer_trl: hours)
+#   make frontend the page of the dashboard from frontend/, with npm; what it makes is part of the package
 #   make gpu      tests and benchmarks on a GPU, with the interpreter that GPU names (it needs torch, triton)
 #
 # PYTHON chooses the interpreter (3.11 or newer), JOBS the processes of the type checker, TEST_JOBS those of the tests: one
@@ -35,7 +36,7 @@ BENCHES ?= control_plane engine_cpu trainer_cpu growth
 DEMO ?= runs/demo-$(shell date +%Y%m%d-%H%M%S)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-images test test-vllm test-ray test-sharded check soak fuzz chaos lost-ranks bench gpu clean
+.PHONY: help demo demo-images test test-vllm test-ray test-sharded check soak fuzz chaos lost-ranks bench frontend gpu clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -101,10 +102,14 @@ lost-ranks: $(READY)
 bench: $(READY)
 	@for name in $(BENCHES); do $(BIN)/python benchmarks/$$name.py || exit 1; done
 
+frontend:
+	cd frontend && npm install --no-fund --no-audit && npm run build
+
 gpu:
 	PYTHONPATH=src $(GPU) -m pytest -m gpu tests/engines tests/trainers tests/denoising tests/weights
 	for name in engine_gpu flip_gpu trainer_gpu end_to_end; do PYTHONPATH=src $(GPU) benchmarks/$$name.py || exit 1; done
 
 clean:
+	rm -rf frontend/node_modules
 	rm -rf $(VENV) $(VLLM) build dist runs .mypy_cache .pytest_cache .ruff_cache .hypothesis src/*.egg-info
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -43,7 +43,7 @@ LAYERS: dict[str, int] = {
     **dict.fromkeys(("engines", "trainers", "weights", "cluster", "denoising"), 2),
     **dict.fromkeys(("rollout", "flow", "serving"), 3),
     "runs": 4,
-    **dict.fromkeys(("sim", "launch"), 5),
+    **dict.fromkeys(("sim", "launch", "dashboard"), 5),
     "cli": 6,
     "api": 7,
     **dict.fromkeys(("", "__main__"), 8),

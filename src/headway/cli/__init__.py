@@ -1,5 +1,5 @@
-"""The command line: `headway train`, `status`, `scale`, `eval`, `play`, `serve`, `report`, `config`, `simulate`,
-`plan`, `pretrain`, `cluster` and `launch`.
+"""The command line: `headway train`, `dashboard`, `top`, `status`, `scale`, `eval`, `play`, `serve`, `report`,
+`config`, `simulate`, `plan`, `pretrain`, `cluster` and `launch`.
 
 Each command is a module with `HELP`, `add_arguments` and `run_command`; its docstring is the help text. Exit codes:
 0 done, 1 the run ended before its last step, 2 the input is wrong (said on standard error, without a traceback),
@@ -17,7 +17,7 @@ from importlib import import_module
 from headway.errors import HeadwayError
 from headway.version import VERSION
 
-_NAMES = ["train", "status", "scale", "eval", "play", "serve", "report"]
+_NAMES = ["train", "dashboard", "top", "status", "scale", "eval", "play", "serve", "report"]
 _NAMES += ["config", "simulate", "plan", "pretrain", "cluster", "launch"]
 COMMANDS = {name: import_module(f"headway.cli.{name}_command") for name in _NAMES}
 """The modules of all commands, in the order in which `headway --help` lists them."""

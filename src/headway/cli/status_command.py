@@ -9,8 +9,6 @@ its steps; 1 it ended early, was killed, or does not answer; 2 there is no run.
 """
 
 import argparse
-import os
-import socket
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -23,14 +21,11 @@ from headway.monitor.report_page import describe_run_state
 from headway.monitor.report_tables import format_duration
 from headway.monitor.run_record import read_run_record
 from headway.monitor.run_status import RunStatus, format_engines, format_usage, make_stage_table
-from headway.processes.control_socket import send_control_request
-from headway.runs.status_file import WRITE_EVERY_S, read_status
+from headway.runs.run_condition import find_status, is_gone
 
 HELP = "show what a run is doing, and what it waits for"
 _QUIET_S = 60.0
 """Time without progress after which the culprits are named."""
-_SILENT_S = 4 * WRITE_EVERY_S
-"""A run that has written its status this recently is at work."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,15 +39,9 @@ def run_command(args: argparse.Namespace) -> int:
     if not args.directory.is_dir():
         raise HeadwayError(f"{args.directory}: there is no such directory")
     try:
-        status = RunStatus.from_json(send_control_request(args.directory, {"status": True}, timeout_s=args.timeout))
-        condition, is_well = "at work", True
-    except HeadwayError as unanswered:
-        try:
-            status = read_status(args.directory)
-            condition, is_well = _judge_condition(status, unanswered.__cause__)
-        except HeadwayError as unreadable:
-            is_gone = isinstance(unanswered.__cause__, ConnectionRefusedError)
-            status, condition, is_well = _read_from_log(args.directory, unreadable, is_gone=is_gone)
+        status, condition, is_well = find_status(args.directory, timeout_s=args.timeout)
+    except HeadwayError as unreadable:
+        status, condition, is_well = _read_from_log(args.directory, unreadable)
     if args.json:
         print_json({"condition": condition, **status.to_json()})
     else:
@@ -60,43 +49,16 @@ def run_command(args: argparse.Namespace) -> int:
     return 0 if is_well else 1
 
 
-def _read_from_log(directory: Path, unreadable: HeadwayError, *, is_gone: bool) -> tuple[RunStatus, str, bool]:
+def _read_from_log(directory: Path, unreadable: HeadwayError) -> tuple[RunStatus, str, bool]:
     """Return what the event log says of a run without a readable status. Raise `unreadable` if there is no log."""
     try:
         record = read_run_record(directory)
     except HeadwayError:
         raise unreadable from None
-    state, words = describe_run_state(replace(record, is_alive=record.is_alive and not is_gone))
+    state, words = describe_run_state(replace(record, is_alive=record.is_alive and not is_gone(directory)))
     trained = max(record.curves.steps, default=0)
     status = RunStatus(phase="training" if state == "going" else "ended", trained=trained, served=trained)
     return status, f"{words or 'unknown'}, by its event log ({unreadable})", state in ("going", "done")
-
-
-def _judge_condition(status: RunStatus, problem: BaseException | None) -> tuple[str, bool]:
-    """Return in words what became of a run that does not answer, and whether all is well."""
-    age_s = max(0.0, time.time() - status.time_s)
-    if status.phase == "ended":
-        ended = f"ended {format_duration(age_s)} ago"
-        how = f"{ended}: all steps are done" if status.finished else f"{ended}, early: {status.reason}"
-        return how, bool(status.finished)
-    is_here = status.host == socket.gethostname()
-    if isinstance(problem, TimeoutError):
-        return f"does not answer: process {status.process} is stopped, or something blocks its event loop", False
-    if is_here and (isinstance(problem, ConnectionRefusedError) or not _process_exists(status.process)):
-        return f"was killed, or its machine went down: process {status.process} is gone", False
-    if age_s < _SILENT_S:
-        return f"at work on {status.host}", True
-    return f"has not been heard of for {format_duration(age_s)} (process {status.process} on {status.host})", False
-
-
-def _process_exists(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True  # it belongs to somebody else
-    return True
 
 
 def print_status(directory: Path, status: RunStatus, condition: str, console: Console) -> None:

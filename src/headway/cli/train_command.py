@@ -33,6 +33,7 @@ from headway.monitor.report_page import render_report_page
 from headway.monitor.report_tables import print_training_summary
 from headway.monitor.run_report import RunMonitor, make_run_report
 from headway.monitor.trackers import make_trackers
+from headway.runs.dashboard_link import DashboardLink
 from headway.runs.run_changes import OptionChange
 from headway.runs.run_directory import LEDGER_FILE, RunDirectory
 
@@ -46,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_arguments(parser)
     parser.add_argument("--resume", action="store_true", help="go on with the run that is there; an error if none is")
     parser.add_argument("--dry-run", action="store_true", help="check it, say what would go where, and start nothing")
+    parser.add_argument("--no-dashboard", action="store_true", help="open no port for a live page")
 
 
 def run_command(args: argparse.Namespace) -> int:
@@ -86,7 +88,8 @@ def _train(args: argparse.Namespace, received: list[str]) -> int:
             return 0
         print_introduction(prepared, done, console, directory.changes)
         try:
-            summary = asyncio.run(train_with_display(prepared, directory, console, received))
+            live = not args.no_dashboard
+            summary = asyncio.run(train_with_display(prepared, directory, console, received, dashboard=live))
         except (asyncio.CancelledError, KeyboardInterrupt):
             if directory.started:
                 step = directory.count_trained_steps()
@@ -129,7 +132,12 @@ def print_introduction(
 
 
 async def train_with_display(
-    prepared: PreparedRun, directory: RunDirectory, console: Console, received: list[str] | None = None
+    prepared: PreparedRun,
+    directory: RunDirectory,
+    console: Console,
+    received: list[str] | None = None,
+    *,
+    dashboard: bool = False,
 ) -> RunSummary:
     """Train with the live display and the trackers of the configuration; append the names of signals to `received`."""
     config = prepared.resolved.config
@@ -142,6 +150,8 @@ async def train_with_display(
             console.print(f"{name}: {_STOPPING}", markup=False)
 
     with ExitStack() as stack:
+        if dashboard:
+            _print_link(stack.enter_context(DashboardLink(directory.path)), directory.path, console)
         changed = prepared.resolved.changed()
         trackers = make_trackers(config.track_with, directory.path, project=config.exp_name, config=changed)
         for tracker in trackers:
@@ -170,6 +180,12 @@ def add_rewards(summary: RunSummary, path: Path) -> RunSummary:
     return replace(summary, rewards=rewards, held_out=held_out)
 
 
+def _print_link(link: DashboardLink, directory: Path, console: Console) -> None:
+    """Print where the run can be watched."""
+    what = link.address or f"headway dashboard {directory} (needs pip install 'headway[dashboard]')"
+    console.print(f"live page: {what}", markup=False, soft_wrap=True)
+
+
 def print_conclusion(prepared: PreparedRun, summary: RunSummary, console: Console) -> int:
     """Print the summary table, write the report page, and say where everything is. Return the exit code."""
     path = prepared.directory
@@ -179,7 +195,8 @@ def print_conclusion(prepared: PreparedRun, summary: RunSummary, console: Consol
         (path / "report.html").write_text(render_report_page(path), encoding="utf-8")
     except OSError as error:
         page = f"cannot be written: {error.strerror}"
-    for what, where in (("report", page), ("checkpoints", prepared.checkpoints)):
+    found = (("report", page), ("live page", f"headway dashboard {path}"), ("checkpoints", prepared.checkpoints))
+    for what, where in found:
         console.print(f"{what:<12}{where}", soft_wrap=True, markup=False)
     if summary.finished:
         return 0

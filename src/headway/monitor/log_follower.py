@@ -13,7 +13,7 @@ from __future__ import annotations
 import gzip
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, cast
@@ -39,8 +39,16 @@ _STEP_END = b',"step.end",'
 class LogFollower:
     """Reads a log as far as it is written. It is used by one thread at a time."""
 
-    def __init__(self, directory: Path, *, part_bytes: int = _PART_BYTES) -> None:
-        self._directory, self._part_bytes = directory, part_bytes
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        part_bytes: int = _PART_BYTES,
+        on_event: Callable[[LoggedEvent], None] | None = None,
+        on_index: Callable[[PartSummary], None] | None = None,
+    ) -> None:
+        """`on_event` is called with every event that is read, `on_index` with every part that was indexed before."""
+        self._directory, self._part_bytes, self._on_event, self._on_index = directory, part_bytes, on_event, on_index
         self._plain, self._stretches = directory / LOG_FILE, directory / STRETCHES
         self.generation = 0
         """Grows when the log was replaced, and everything that was known is void."""
@@ -119,6 +127,8 @@ class LogFollower:
 
     def _take(self, index: PartSummary) -> None:
         self.parts.append(index)
+        if self._on_index is not None:
+            self._on_index(index)
         self.indexer = LogIndexer.from_state(index.state)
         self._begin_part(*((self._stretch + 1, 0) if index.is_last else (self._stretch, index.end)))
 
@@ -130,7 +140,7 @@ class LogFollower:
         path = list_stretches(self._stretches).get(self._stretch)
         try:
             if path is not None:
-                self._file = cast(IO[bytes], gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb")
+                self._file = _open_stretch(path)
             else:
                 self._file = self._plain.open("rb")
                 if self._stretch in list_stretches(self._stretches):  # it was moved a moment ago
@@ -168,6 +178,8 @@ class LogFollower:
         # Lines end with a line feed alone: other separators of Unicode are part of a text.
         for logged in read_events(lines.decode("utf-8", "replace").split("\n")[:-1]):
             self.indexer(logged)
+            if self._on_event is not None:
+                self._on_event(logged)
         self._offset += len(lines)
 
     def _finish_part(self, *, is_last: bool) -> None:
@@ -207,10 +219,14 @@ class LogFollower:
         return True
 
 
+def _open_stretch(path: Path) -> IO[bytes]:
+    return cast(IO[bytes], gzip.GzipFile(path)) if path.suffix == ".gz" else path.open("rb")
+
+
 def read_part_events(directory: Path, part: PartSummary) -> Iterator[LoggedEvent]:
     """Yield the events of one part; none if it cannot be read any more."""
     path = list_stretches(directory / STRETCHES).get(part.stretch, directory / LOG_FILE)
-    with suppress(OSError, EOFError, zlib.error), gzip.open(path) if path.suffix == ".gz" else path.open("rb") as log:
+    with suppress(OSError, EOFError, zlib.error), _open_stretch(path) as log:
         log.seek(part.begin)
         # The part that is being written has no end yet.
         lines = log.read(part.end - part.begin if part.end else -1).decode("utf-8", "replace").split("\n")[:-1]

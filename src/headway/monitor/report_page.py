@@ -8,7 +8,7 @@ timeline, data travels in a JSON block that its text cannot leave, is written as
 outside.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,12 @@ from headway.config.resolved_config import list_leaves
 from headway.config.schema import Config
 from headway.monitor.report_charts import CHARTS, make_chart_columns, make_held_out_series
 from headway.monitor.report_tables import format_duration, format_number, format_report_text, make_summary_rows
-from headway.monitor.run_record import RunRecord, read_run_record
+from headway.monitor.run_record import RunRecord, RunSegment, read_run_record
 from headway.monitor.run_report import FAULT_KINDS, to_plain_json
 from headway.monitor.timeline_page import draw_timeline, render_template
 
 _MOST_FAULTS = 300
-_IGNORED_DIFFERENCES = ("output_dir", "checkpoint_dir", "exp_name", "resume")
+IGNORED_DIFFERENCES = ("output_dir", "checkpoint_dir", "exp_name", "resume")
 """Keys that differ between any two runs and explain nothing."""
 
 
@@ -71,11 +71,16 @@ def describe_run_state(record: RunRecord) -> tuple[str, str]:
     The state is `going`, `done`, `stopped`, `silent` (the log has no end and is not written to), or empty for logs
     that do not say.
     """
-    if not record.segments:
+    return describe_segments(record.segments, is_alive=record.is_alive)
+
+
+def describe_segments(segments: Sequence[RunSegment], *, is_alive: bool) -> tuple[str, str]:
+    """Return the state of a run with these parts and a description of it."""
+    if not segments:
         return "", ""
-    end = record.segments[-1].end
+    end = segments[-1].end
     if end is None:
-        return ("going", "still running") if record.is_alive else ("silent", "ended without a word, perhaps killed")
+        return ("going", "still running") if is_alive else ("silent", "ended without a word, perhaps killed")
     if not end.reason if end.finished is None else end.finished:
         return "done", "finished"
     return "stopped", f"ended early: {end.reason or 'no reason given'}"
@@ -83,17 +88,22 @@ def describe_run_state(record: RunRecord) -> tuple[str, str]:
 
 def list_run_facts(record: RunRecord) -> list[tuple[str, str]]:
     """Return names and values of what is known about the configuration and the machine."""
-    facts = _list_configured_facts(record) if record.config else []
-    if record.segments:
-        begin = record.segments[-1].begin
+    return list_facts(record.config, record.segments)
+
+
+def list_facts(given: Mapping[str, Any], segments: Sequence[RunSegment]) -> list[tuple[str, str]]:
+    """Return facts about the given options and the parts of a run."""
+    facts = _list_configured_facts(given) if given else []
+    if segments:
+        begin = segments[-1].begin
         facts += [("machine", begin.machine or ""), ("headway", begin.headway or "")]
-    if len(record.segments) > 1:
-        facts.append(("resumed", f"{len(record.segments) - 1} ×"))
+    if len(segments) > 1:
+        facts.append(("resumed", f"{len(segments) - 1} ×"))
     return [(name, text) for name, text in facts if text]
 
 
-def _list_configured_facts(record: RunRecord) -> list[tuple[str, str]]:
-    config = {**dict(list_leaves(Config())), **record.config}
+def _list_configured_facts(given: Mapping[str, Any]) -> list[tuple[str, str]]:
+    config = {**dict(list_leaves(Config())), **given}
     data = config.get("actor_train.data_args.file_name") or config.get("train_env_manager.tags") or ""
     alpha = config["async_generation_ratio"]
     group = config.get("train_env_manager.group_size") or config["num_return_sequences_in_group"]
@@ -117,7 +127,7 @@ def _find_differences(records: Sequence[RunRecord]) -> list[tuple[str, list[str]
     defaults = dict(list_leaves(Config()))
     keys = dict.fromkeys(key for record in records for key in record.config)
     rows = [(key, [str(record.config.get(key, defaults.get(key))) for record in records]) for key in keys]
-    return [(key, values) for key, values in rows if len(set(values)) > 1 and key not in _IGNORED_DIFFERENCES]
+    return [(key, values) for key, values in rows if len(set(values)) > 1 and key not in IGNORED_DIFFERENCES]
 
 
 def _make_distinct(names: Sequence[str]) -> list[str]:

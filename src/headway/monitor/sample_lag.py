@@ -193,6 +193,11 @@ class LagRecorder:
     def dropped(self) -> int:
         return self._ends["dropped"]
 
+    def add_past_drops(self, drops: Mapping[str, int]) -> None:
+        """Count samples that were dropped before the first event that is seen, by reason."""
+        self._drops.update(drops)
+        self._ends["dropped"] += sum(drops.values())
+
     def _train_group(self, time_s: float, event: events.GroupTrain) -> None:
         self._lags[event.trained - event.oldest] += event.samples
         self._in_flight[event.in_flight] += event.samples

@@ -179,6 +179,9 @@ class ScalarMeter:
         values |= {name: count for name, count in counts.items() if count is not None}
         metrics = event.metrics.items()
         values |= {name: value for name, value in metrics if name.startswith(_METRIC_PREFIXES) and _is_number(value)}
+        possible_tflop = values.get("train/peak_tflops", 0.0) * values.get("time/train_s", 0.0)
+        if possible_tflop and "train/tflop" in values:
+            values["throughput/mfu"] = values["train/tflop"] / possible_tflop
         outcomes = self._episodes.take(step)
         if outcomes is not None:
             values |= {f"episode/{name}": value for name, value in outcomes.values().items()}

@@ -1,0 +1,276 @@
+// Charts over steps or time, drawn by uPlot: lines, bands over seeds, stacked bars, and several runs over each other.
+
+import uPlot from "uplot";
+import { formatDuration, formatNumber, h } from "./dom";
+import { store } from "./store";
+
+export interface Line {
+  label: string;
+  color: string;
+  x: number[];
+  y: (number | null)[];
+  dash?: number[];
+  width?: number;
+  points?: boolean;
+  faint?: boolean;
+  low?: (number | null)[];
+  high?: (number | null)[];
+  steps?: boolean;
+}
+
+export interface Plot {
+  title: string;
+  note?: string;
+  lines: Line[];
+  axis: "step" | "time";
+  stacked?: boolean;
+  fromZero?: boolean;
+  tall?: boolean;
+  marks?: number[];
+}
+
+const sync = uPlot.sync("headway");
+
+export class ChartCard {
+  readonly element: HTMLElement;
+  private body = h("div", { class: "plot" });
+  private legend = h("div", { class: "legend" });
+  private title = h("h3");
+  private note = h("span", { class: "note" });
+  private chart: uPlot | null = null;
+  private shape = "";
+  private plot: Plot | null = null;
+  private observer: ResizeObserver;
+
+  constructor() {
+    this.element = h("figure", { class: "card chart" }, h("figcaption", {}, this.title, this.note), this.legend, this.body);
+    this.observer = new ResizeObserver(() => this.resize());
+    this.observer.observe(this.body);
+  }
+
+  destroy(): void {
+    this.observer.disconnect();
+    this.chart?.destroy();
+    this.chart = null;
+  }
+
+  private size(): { width: number; height: number } {
+    return { width: Math.max(120, this.body.clientWidth), height: this.plot?.tall ? 280 : 176 };
+  }
+
+  private resize(): void {
+    if (this.chart && this.body.clientWidth && this.chart.width !== this.size().width) this.chart.setSize(this.size());
+  }
+
+  show(plot: Plot): void {
+    this.plot = plot;
+    this.title.textContent = plot.title;
+    this.note.textContent = plot.note ?? "";
+    const data = makeData(plot);
+    const shape = JSON.stringify([
+      plot.axis, plot.stacked, plot.fromZero, store.dark, plot.marks,
+      plot.lines.map((line) => [line.label, line.color, Boolean(line.low)]),
+    ]);
+    if (this.chart && shape === this.shape) {
+      const zoomed = isZoomed(this.chart);
+      this.chart.setData(data, !zoomed);
+      this.showLegend(null);
+      return;
+    }
+    this.shape = shape;
+    this.chart?.destroy();
+    this.chart = new uPlot(makeOptions(plot, this.size(), (place) => this.showLegend(place)), data, this.body);
+    this.body.setAttribute("role", "img");
+    this.body.setAttribute("aria-label", `${plot.title}: ${plot.lines.map((line) => line.label).join(", ")}`);
+    this.showLegend(null);
+  }
+
+  // Shows the values below the cursor, or the last ones.
+  private showLegend(place: number | null): void {
+    const plot = this.plot;
+    if (!plot || !this.chart) return;
+    const items = plot.lines.map((line) => {
+      const x = place === null ? null : this.chart!.data[0][place];
+      const value = x === null ? lastOf(line.y) : nearest(line, x);
+      return h(
+        "span",
+        { class: "key" },
+        h("i", { style: { background: line.color, opacity: line.faint ? "0.5" : "1" }, class: line.dash ? "dashed" : "" }),
+        line.label,
+        h("b", {}, formatNumber(value)),
+      );
+    });
+    const at = place === null ? null : this.chart.data[0][place];
+    if (at !== null) items.unshift(h("span", { class: "key at" }, formatX(plot.axis, at)));
+    this.legend.replaceChildren(...items);
+  }
+}
+
+function formatX(axis: "step" | "time", value: number): string {
+  return axis === "time" ? formatDuration(value) : `step ${value}`;
+}
+
+function lastOf(values: (number | null)[]): number | null {
+  for (let place = values.length - 1; place >= 0; place -= 1) if (values[place] !== null) return values[place];
+  return null;
+}
+
+function nearest(line: Line, x: number): number | null {
+  let low = 0;
+  let high = line.x.length - 1;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (line.x[middle] < x) low = middle + 1;
+    else high = middle;
+  }
+  for (let place = low; place >= 0 && place > low - 12; place -= 1)
+    if (line.x[place] <= x && line.y[place] !== null) return line.y[place];
+  return line.y[low] ?? null;
+}
+
+function isZoomed(chart: uPlot): boolean {
+  const xs = chart.data[0];
+  const { min, max } = chart.scales.x;
+  if (!xs.length || min === undefined || max === undefined || min === null || max === null) return false;
+  return min > xs[0] || max < xs[xs.length - 1];
+}
+
+function makeData(plot: Plot): uPlot.AlignedData {
+  const tables: uPlot.AlignedData[] = [];
+  if (plot.stacked) {
+    const joined = uPlot.join(plot.lines.map((line) => [line.x, line.y] as uPlot.AlignedData));
+    const sums = new Array<number>(joined[0].length).fill(0);
+    const stacked = joined.slice(1).map((values) => {
+      const column = values as (number | null | undefined)[];
+      return column.map((value, place) => (sums[place] += value ?? 0));
+    });
+    return [joined[0], ...stacked.reverse()] as uPlot.AlignedData;
+  }
+  for (const line of plot.lines) {
+    tables.push([line.x, line.y] as uPlot.AlignedData);
+    if (line.low && line.high) {
+      tables.push([line.x, line.low] as uPlot.AlignedData);
+      tables.push([line.x, line.high] as uPlot.AlignedData);
+    }
+  }
+  if (!tables.length) return [[], []] as unknown as uPlot.AlignedData;
+  return uPlot.join(tables);
+}
+
+function style(name: string): string {
+  return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+}
+
+function makeOptions(
+  plot: Plot,
+  size: { width: number; height: number },
+  onMove: (place: number | null) => void,
+): uPlot.Options {
+  const ink = style("--muted");
+  const grid = style("--grid");
+  const font = `11px ${style("--font")}`;
+  const series: uPlot.Series[] = [{}];
+  const bands: uPlot.Band[] = [];
+  const lines = plot.stacked ? [...plot.lines].reverse() : plot.lines;
+  for (const line of lines) {
+    if (plot.stacked) {
+      const bars = uPlot.paths.bars!({ size: [0.9, 60, 1], gap: 0 });
+      series.push({ label: line.label, stroke: line.color, fill: line.color, width: 0, paths: bars, points: { show: false } });
+      continue;
+    }
+    series.push({
+      label: line.label,
+      stroke: line.faint ? fade(line.color, 0.32) : line.color,
+      width: line.width ?? 1.75,
+      dash: line.dash,
+      spanGaps: true,
+      paths: line.steps ? uPlot.paths.stepped!({ align: 1 }) : undefined,
+      points: line.points ? { show: true, size: 6, fill: line.color } : { show: line.x.length < 3 },
+    });
+    if (line.low && line.high) {
+      const place = series.length;
+      series.push({ stroke: "transparent", width: 0, points: { show: false }, spanGaps: true });
+      series.push({ stroke: "transparent", width: 0, points: { show: false }, spanGaps: true });
+      bands.push({ series: [place + 1, place], fill: fade(line.color, 0.18) });
+    }
+  }
+  const axis = { stroke: ink, font, grid: { stroke: grid, width: 1 }, ticks: { show: false }, gap: 4 };
+  return {
+    ...size,
+    series,
+    bands,
+    padding: [10, 10, 0, 0],
+    legend: { show: false },
+    cursor: { sync: plot.axis === "step" ? { key: sync.key, setSeries: false } : undefined, points: { size: 6 }, drag: { x: true, y: false } },
+    scales: {
+      x: plot.stacked ? { time: false, range: (_chart, low, high) => [low - 0.5, high + 0.5] } : { time: false },
+      y: { range: (_chart, low, high) => makeRange(low, high, plot.fromZero ?? false) },
+    },
+    axes: [
+      { ...axis, size: 26, values: (_chart, splits) => splits.map((value) => formatTick(plot.axis, value)) },
+      { ...axis, size: 46, values: (_chart, splits) => splits.map((value) => formatNumber(value)) },
+    ],
+    hooks: {
+      setCursor: [(chart) => onMove(chart.cursor.idx ?? null)],
+      draw: plot.marks?.length ? [(chart) => drawMarks(chart, plot.marks!, ink)] : [],
+    },
+  };
+}
+
+function formatTick(axis: "step" | "time", value: number): string {
+  if (axis === "step") return Number.isInteger(value) ? formatNumber(value) : "";
+  if (value < 120) return `${+value.toFixed(2)}s`;
+  if (value < 7200) return `${+(value / 60).toFixed(1)}m`;
+  return `${+(value / 3600).toFixed(1)}h`;
+}
+
+function makeRange(low: number | null, high: number | null, fromZero: boolean): [number, number] {
+  if (low === null || high === null) return [0, 1];
+  if (fromZero) low = Math.min(0, low);
+  const room = (high - low || Math.abs(high) || 1) * 0.06;
+  return [fromZero && low === 0 ? 0 : low - room, high + room];
+}
+
+// Draws where the run was resumed.
+function drawMarks(chart: uPlot, marks: number[], ink: string): void {
+  const { ctx, bbox } = chart;
+  ctx.save();
+  ctx.strokeStyle = ink;
+  ctx.setLineDash([2 * devicePixelRatio, 4 * devicePixelRatio]);
+  for (const mark of marks) {
+    const x = Math.round(chart.valToPos(mark, "x", true));
+    if (x < bbox.left || x > bbox.left + bbox.width) continue;
+    ctx.beginPath();
+    ctx.moveTo(x, bbox.top);
+    ctx.lineTo(x, bbox.top + bbox.height);
+    ctx.stroke();
+  }
+  ctx.restore();
+}
+
+export function fade(color: string, alpha: number): string {
+  const value = Number.parseInt(color.slice(1), 16);
+  return `rgba(${value >> 16},${(value >> 8) & 255},${value & 255},${alpha})`;
+}
+
+// A little curve without axes.
+export function sparkline(values: (number | null)[], color: string, width = 120, height = 32): HTMLCanvasElement {
+  const canvas = h("canvas", { class: "spark", width: width * 2, height: height * 2, "aria-hidden": "true" });
+  const known = values.filter((value): value is number => value !== null);
+  const context = canvas.getContext("2d");
+  if (!context || known.length < 2) return canvas;
+  const low = Math.min(...known);
+  const span = Math.max(...known) - low || 1;
+  context.strokeStyle = color;
+  context.lineWidth = 3;
+  context.lineJoin = "round";
+  context.beginPath();
+  known.forEach((value, place) => {
+    const x = (place / (known.length - 1)) * (width * 2 - 8) + 4;
+    const y = height * 2 - 5 - ((value - low) / span) * (height * 2 - 10);
+    if (place) context.lineTo(x, y);
+    else context.moveTo(x, y);
+  });
+  context.stroke();
+  return canvas;
+}

@@ -1,0 +1,67 @@
+"""The condition of a run as seen from outside: what it answers, or what its last status and its process tell."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from pathlib import Path
+
+from headway.errors import HeadwayError
+from headway.monitor.report_tables import format_duration
+from headway.monitor.run_status import RunStatus
+from headway.processes.control_socket import CONTROL_SOCKET, send_control_request
+from headway.runs.status_file import WRITE_EVERY_S, read_status
+
+_SILENT_S = 4 * WRITE_EVERY_S
+"""A run that has written its status this recently is at work."""
+
+
+def find_status(directory: Path, *, timeout_s: float) -> tuple[RunStatus, str, bool]:
+    """Return the status of a run, its condition in words, and whether all is well.
+
+    A run at work answers itself; of any other run the last status that it wrote is returned. Raises `HeadwayError` if
+    there is none.
+    """
+    try:
+        answer = send_control_request(directory, {"status": True}, timeout_s=timeout_s)
+        return RunStatus.from_json(answer), "at work", True
+    except HeadwayError as unanswered:
+        status = read_status(directory)
+        return status, *_judge_condition(status, unanswered.__cause__)
+
+
+def is_gone(directory: Path) -> bool:
+    """Return whether the socket of a run is there and nobody listens to it: the run was killed."""
+    try:
+        send_control_request(directory, {"status": True}, timeout_s=1.0)
+    except HeadwayError as error:
+        return (directory / CONTROL_SOCKET).exists() and isinstance(error.__cause__, ConnectionRefusedError)
+    return False
+
+
+def _judge_condition(status: RunStatus, problem: BaseException | None) -> tuple[str, bool]:
+    """Return in words what became of a run that does not answer, and whether all is well."""
+    age_s = max(0.0, time.time() - status.time_s)
+    if status.phase == "ended":
+        ended = f"ended {format_duration(age_s)} ago"
+        how = f"{ended}: all steps are done" if status.finished else f"{ended}, early: {status.reason}"
+        return how, bool(status.finished)
+    is_here = status.host == socket.gethostname()
+    if isinstance(problem, TimeoutError):
+        return f"does not answer: process {status.process} is stopped, or something blocks its event loop", False
+    if is_here and (isinstance(problem, ConnectionRefusedError) or not _process_exists(status.process)):
+        return f"was killed, or its machine went down: process {status.process} is gone", False
+    if age_s < _SILENT_S:
+        return f"at work on {status.host}", True
+    return f"has not been heard of for {format_duration(age_s)} (process {status.process} on {status.host})", False
+
+
+def _process_exists(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True  # it belongs to somebody else
+    return True

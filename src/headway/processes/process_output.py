@@ -36,6 +36,7 @@ class ProcessOutput(asyncio.Protocol):
         self._file: IO[bytes]
         if limit:
             ours, theirs = os.pipe()
+            os.set_blocking(ours, False)  # what is asked before `listen` must not wait for our own writing end
             self._ours, self._file = os.fdopen(ours, "rb", buffering=0), os.fdopen(theirs, "wb", buffering=0)
             self._log = None if log is None else open_output_file(log)
         else:
@@ -104,6 +105,8 @@ class ProcessOutput(asyncio.Protocol):
         """Stop reading, and close the file. Idempotent."""
         if self._transport is not None:
             self._transport.close()
+        elif self._limit:
+            self._ours.close()
         if self._log is not None:
             self._log.close()
         self._file.close()

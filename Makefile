@@ -7,6 +7,8 @@
 #   make test-sharded  trainers of up to four ranks: weights, layers and sequences cut in every way
 #   make test-ray runs on three nodes of Ray that may die, all on this machine
 #   make test-vllm  engines over a real vLLM on the CPU, in an environment of its own (2 GB, a quarter of an hour on idle cores)
+#   make docs     the documentation as a site, in site/; every warning is an error. docs-serve shows it while you write
+#   make docs-test  the slow code of the documentation: commands, examples, the notebook, a wheel in an empty environment
 #   make soak     ten thousand random scenarios with faults
 #   make fuzz     ten thousand mutated configurations: accepted or refused, never a traceback, never slow
 #   make chaos    runs whose engines, trainer, ranks, nodes or controller are killed at random moments: half an hour
@@ -28,6 +30,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 MODEL := $(VENV)/.model
+DOCS := $(VENV)/.docs
 VLLM := .venv-vllm
 VLLM_READY := $(VLLM)/.ready
 # What is imported is compiled then: to compile all that is installed takes a minute.
@@ -36,7 +39,7 @@ BENCHES ?= control_plane engine_cpu trainer_cpu growth
 DEMO ?= runs/demo-$(shell date +%Y%m%d-%H%M%S)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-images test test-vllm test-ray test-sharded check soak fuzz chaos lost-ranks bench frontend gpu clean
+.PHONY: docs docs-serve docs-test help demo demo-images test test-vllm test-ray test-sharded check soak fuzz chaos lost-ranks bench frontend gpu clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -87,6 +90,19 @@ $(VLLM_READY): tests/vllm/constraints.txt
 test-vllm: $(READY) $(VLLM_READY)
 	HEADWAY_VLLM=$(abspath $(VLLM))/bin/python $(BIN)/pytest -p no:xdist --tb=native tests/vllm
 
+$(DOCS): $(READY)
+	$(BIN)/python -m pip install $(QUICKLY) -c constraints.txt -e '.[docs,notebook,metrics]' build
+	@touch $@
+
+docs: $(DOCS)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+docs-serve: $(DOCS)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve
+
+docs-test: $(DOCS)
+	$(BIN)/pytest -m docs -p no:xdist tests/test_documentation.py tests/test_wheel.py tests/test_notebook.py
+
 soak: $(READY)
 	HEADWAY_SCENARIOS=$(SCENARIOS) $(BIN)/pytest -n $(JOBS) -m 'soak or not soak' tests/flow/test_properties.py tests/flow/test_coverage.py tests/ledger tests/runs/test_corruption.py tests/benchmarks
 
@@ -111,5 +127,5 @@ gpu:
 
 clean:
 	rm -rf frontend/node_modules
-	rm -rf $(VENV) $(VLLM) build dist runs .mypy_cache .pytest_cache .ruff_cache .hypothesis src/*.egg-info
+	rm -rf $(VENV) $(VLLM) build dist runs site .mypy_cache .pytest_cache .ruff_cache .hypothesis src/*.egg-info
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -40,9 +40,10 @@ def test_the_seed_trains_validates_is_killed_and_goes_on(runs: Runs, tmp_path: P
     assert evaluated.end() == 0, evaluated.text
     result = json.loads(evaluated.text[evaluated.text.index("{") :])
     assert result["domains"]["lake"]["tasks"] == 2 and "success" in result["domains"]["lake"]
-    watched = runs.start(tmp_path / "play", "play", str(run.directory), "processes=false")
+    words = (str(run.directory), "--episodes", "2", "--max-steps", "1", "processes=false")
+    watched = runs.start(tmp_path / "play", "play", *words)
     assert watched.end() == 0, watched.text
-    assert "<user>" in watched.text and "[reward " in watched.text and "turns " in watched.text
+    assert "<user>" in watched.text and watched.text.count("\n[reward ") == watched.text.count("turns 1") == 2
 
 
 @pytest.mark.parametrize("estimator", ["step_reinforce", "gigpo"])

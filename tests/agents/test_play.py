@@ -50,3 +50,14 @@ def test_a_failing_one_and_a_wrong_one_say_so(
         assert problem in capsys.readouterr().err
     assert main(["play"]) == 0
     assert "frozen_lake\n" in capsys.readouterr().out
+
+
+def test_episodes_and_their_length_are_as_many_as_asked_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("frozen_lake", "is_slippery=false", "--episodes", "2")
+    assert play(monkeypatch, "Up\n" * 9, *words, "max_steps=3") == 0
+    said = capsys.readouterr().out
+    assert said.count("[reward ") == 6 and said.count("[cut off: an episode has at most 3 turns]") == 2
+    assert play(monkeypatch, "Up\n" * 9, *words, "--max-steps", "2") == 0
+    assert capsys.readouterr().out.count("[reward ") == 4

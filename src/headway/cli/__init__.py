@@ -1,9 +1,6 @@
-"""The command line: `headway train`, `dashboard`, `top`, `status`, `scale`, `eval`, `play`, `serve`, `report`,
-`config`, `simulate`, `plan`, `pretrain`, `cluster` and `launch`.
+"""The command line. Each command is a module with `HELP`, `add_arguments` and `run_command`; its docstring is the help.
 
-Each command is a module with `HELP`, `add_arguments` and `run_command`; its docstring is the help text. Exit codes:
-0 done, 1 the run ended before its last step, 2 the input is wrong (said on standard error, without a traceback),
-75 SIGTERM stopped a run that the same command continues, 130 interrupted. A traceback means a bug in Headway.
+`EXIT_CODES` is what every command returns. A traceback means a bug in Headway.
 """
 
 import argparse
@@ -17,8 +14,14 @@ from importlib import import_module
 from headway.errors import HeadwayError
 from headway.version import VERSION
 
-_NAMES = ["train", "dashboard", "top", "status", "scale", "eval", "play", "serve", "report"]
-_NAMES += ["config", "simulate", "plan", "pretrain", "cluster", "launch"]
+EXIT_CODES = """exit codes:
+  0    done
+  1    not all of it: a run ended early (the last line says how to go on), answers have no verdict, a run is not well
+  2    the input is wrong, said on standard error; nothing was started
+  75   SIGTERM stopped a run with a checkpoint, as a batch system does; the same command goes on
+  130  interrupted"""
+_NAMES = ["init", "train", "dashboard", "top", "status", "scale", "eval", "play", "serve", "report"]
+_NAMES += ["config", "simulate", "plan", "measure", "pretrain", "push", "cluster", "launch", "completion"]
 COMMANDS = {name: import_module(f"headway.cli.{name}_command") for name in _NAMES}
 """The modules of all commands, in the order in which `headway --help` lists them."""
 
@@ -48,19 +51,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
 
 
-def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
-    """Parse the arguments of one command. Overrides `key=value` may stand before and after options."""
+def make_parser() -> argparse.ArgumentParser:
+    """Make the parser of all commands."""
+    layout = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(
         prog="headway",
         description="Asynchronous RL post-training: rollout runs ahead of training by a bounded distance.",
-        epilog="`headway COMMAND --help` has examples; docs/start.md is where to begin.",
+        epilog=f"{EXIT_CODES}\n\n`headway COMMAND --help` has examples; docs/start.md is where to begin.",
+        formatter_class=layout,
     )
     parser.add_argument("--version", action="version", version=f"headway {VERSION}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, command in COMMANDS.items():
-        layout = argparse.RawDescriptionHelpFormatter
         subparser = commands.add_parser(name, help=command.HELP, description=command.__doc__, formatter_class=layout)
         command.add_arguments(subparser)
+    return parser
+
+
+def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
+    """Parse the arguments of one command. Overrides `key=value` may stand before and after options."""
+    parser = make_parser()
     launch = next((place for place, word in enumerate(argv) if word == "-m"), 0)
     if launch and "--" not in argv:  # the rest is the command line of another project's trainer
         argv = [*argv[:launch], "--", *argv[launch:]]

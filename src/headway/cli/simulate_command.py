@@ -64,6 +64,7 @@ def add_calibration_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that set costs and lengths by what somebody measured."""
     phases = "seconds per step of a synchronous run: gen, logp, colocated_logp, update, sync, switch; and its gpus"
     parser.add_argument("--calibrate", metavar="gen=…,update=…", help=phases)
+    parser.add_argument("--costs", metavar="FILE", help="a simulation: block, such as `headway measure --out` writes")
     parser.add_argument("--lengths", metavar="FILE", help="response lengths: one a line, or those of one prompt a line")
 
 
@@ -112,6 +113,10 @@ def load_simulation(
 
 def calibrate_config(resolved: ResolvedConfig, args: argparse.Namespace) -> ResolvedConfig:
     """Return the configuration with the lengths and the costs that the command line gives, and print the costs."""
+    if args.costs:
+        costs_file = load_config(args.costs, [])
+        given = {key: value for key, value in costs_file.changed().items() if key.startswith("simulation.")}
+        resolved = load_config(resolved.given(), given)
     keys: dict[str, Any] = dict(describe_lengths(args.lengths)) if args.lengths else {}
     if keys:
         resolved = load_config(resolved.given(), keys)
@@ -121,7 +126,29 @@ def calibrate_config(resolved: ResolvedConfig, args: argparse.Namespace) -> Reso
         resolved = load_config(resolved.given(), costs)
     for key, value in keys.items():
         print(f"{key}={value}", file=sys.stderr)
+    if note := _describe_assumed_costs(resolved):
+        print(note, file=sys.stderr)
     return resolved
+
+
+def _describe_assumed_costs(resolved: ResolvedConfig) -> str:
+    """Return a note if the configuration does not say what engines or the trainer cost, so that defaults are used."""
+    costs = resolved.config.simulation
+    kinds = {"engine": "an engine", "trainer": "the trainer"}
+    given = {key.split(".")[1] for key, origin in resolved.provenance.items() if _is_given_cost(key, origin)}
+    assumed = [kinds[kind] for kind in kinds if kind not in given]
+    if not assumed:
+        return ""
+    engine, trainer = costs.engine, costs.trainer
+    return (
+        f"note: the costs of {' and '.join(assumed)} are assumed, because there is no simulation: block for them "
+        f"(a decode step {engine.step_s:g} s and {engine.step_per_request_s:g} s a request, training "
+        f"{trainer.gpu_s_per_token:g} GPU-seconds a token). `headway measure` finds them on this machine"
+    )
+
+
+def _is_given_cost(key: str, origin: str) -> bool:
+    return key.startswith("simulation.") and key.count(".") > 1 and origin != "default"
 
 
 def simulate_run(

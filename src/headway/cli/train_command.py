@@ -24,6 +24,7 @@ from headway.cli.cluster_command import print_layout
 from headway.cli.command_line import add_run_arguments, load_run_config, make_console
 from headway.errors import ConfigError, HeadwayError
 from headway.flow.training_flow import RunSummary
+from headway.launch.hub_upload import upload_checkpoint
 from headway.launch.memory_needs import estimate_component_needs
 from headway.launch.plan_table import describe_plan
 from headway.launch.training_session import PreparedRun, open_run_directory, prepare_run, run_training
@@ -35,7 +36,7 @@ from headway.monitor.run_report import RunMonitor, make_run_report
 from headway.monitor.trackers import make_trackers
 from headway.runs.dashboard_link import DashboardLink
 from headway.runs.run_changes import OptionChange
-from headway.runs.run_directory import LEDGER_FILE, RunDirectory
+from headway.runs.run_directory import LEDGER_FILE, RunDirectory, find_checkpoint_of_run
 
 HELP = "train a policy"
 RESUMABLE = 75
@@ -187,7 +188,7 @@ def _print_link(link: DashboardLink, directory: Path, console: Console) -> None:
 
 
 def print_conclusion(prepared: PreparedRun, summary: RunSummary, console: Console) -> int:
-    """Print the summary table, write the report page, and say where everything is. Return the exit code."""
+    """Print the summary, write the report page, push a finished run if asked to, say where all is. Return the code."""
     path = prepared.directory
     print_training_summary(make_run_report(read_event_log(path)), console)
     page: Path | str = path / "report.html"
@@ -199,6 +200,9 @@ def print_conclusion(prepared: PreparedRun, summary: RunSummary, console: Consol
     for what, where in found:
         console.print(f"{what:<12}{where}", soft_wrap=True, markup=False)
     if summary.finished:
+        repository, newest = prepared.resolved.config.push_to_hub, find_checkpoint_of_run(path, print)
+        if repository and newest is not None:
+            console.print(f"{'pushed to':<12}{upload_checkpoint(newest, repository)}", soft_wrap=True, markup=False)
         return 0
     _print_how_to_resume(f"ended early after step {summary.trained}: {summary.reason}", path)
     return 1

@@ -74,6 +74,8 @@ class Config:
     """Number of newest checkpoints that are kept; older ones are removed when the next is complete. 0: all."""
     track_with: tuple[Literal["tensorboard", "wandb", "trackio", "mlflow", "swanlab", "jsonl"], ...] = ("tensorboard",)
     """Trackers that get the metrics of the run. An empty list: none."""
+    push_to_hub: str | None = None
+    """Repository `owner/name` of a model hub that gets the last checkpoint of a finished run. null: none."""
     eval_steps: Amount = 10
     """Steps between validations. 0: never."""
     val_batch_size: Count | None = None

@@ -8,7 +8,7 @@ again, and its requests go on with the tokens that they have.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from itertools import takewhile
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headway.config import ReliabilityConfig, load_config
+from headway.environments.base import Environment
 from headway.errors import BackendError, ConfigError
 from headway.launch.components import InferenceComponents, LaunchContext, make_decoder
 from headway.launch.environment_pool import make_chat_template, make_environment_pool
@@ -64,8 +65,12 @@ async def evaluate_policy(
     answers: int = 1,
     logs: Path | None = None,
     sinks: Sequence[EventSink] = (),
+    watch: Callable[[Environment], Environment] | None = None,
 ) -> list[EvaluatedSample]:
-    """Generate and score `answers` to each task with the policy of `prepared`. Raises `BackendError`."""
+    """Generate and score `answers` to each task with the policy of `prepared`. Raises `BackendError`.
+
+    `watch` wraps the environment of every episode.
+    """
     reward, loop = make_run_rewards(prepared.resolved.config, logs), asyncio.get_running_loop()
     events, settings = EventLog(loop.time, *sinks), make_run_settings(prepared.resolved)
     sampling = settings.eval_sampling or settings.sampling
@@ -91,7 +96,7 @@ async def evaluate_policy(
         await _load_policy_into_engines(hub, components)
         evaluator = SampleEvaluator(
             hub=hub,
-            environments=environments,
+            environments=environments if watch is None else lambda task: watch(environments(task)),
             reward=reward,
             settings=settings,
             events=events,

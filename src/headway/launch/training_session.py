@@ -24,6 +24,7 @@ from headway.flow.training_flow import AsyncTrainingFlow, RunSummary, order_stag
 from headway.launch.components import LaunchContext, ModelFamily, PolicyInfo, make_backends, make_run_components
 from headway.launch.denoising_components import DenoisingModelFamily
 from headway.launch.environment_pool import make_environment_pool, make_episode_sources
+from headway.launch.hub_upload import check_hub_access
 from headway.launch.inference_servers import uses_external_engines
 from headway.launch.language_components import LanguageModelFamily
 from headway.launch.placement import Placement, plan_memory, plan_placement
@@ -104,6 +105,8 @@ def prepare_run(resolved: ResolvedConfig) -> PreparedRun:
     if not config.rewards and not agentic:
         raise ConfigError("nothing judges the answers", key="rewards", value={}, hint="such as rewards: {math: {}}")
     check_packages(resolved)
+    if config.push_to_hub:
+        check_hub_access(config.push_to_hub, "push_to_hub")
     reward = make_run_rewards(config)
     order_stages(config.stages, critic=resolved.derived.needs_critic)
     placement, family = plan_placement(resolved), select_model_family(resolved)

@@ -20,7 +20,13 @@ def test_it_prints_the_report_and_the_paths_of_what_it_wrote(
     printed = capsys.readouterr().out
     for expected in ("seconds per step", "Roles", "Lag of trained samples", "timeline.html", "trace.json"):
         assert expected in printed
-    assert {path.name for path in tmp_path.iterdir()} == {"timeline.html", "trace.json", "events.jsonl", "report.json"}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "timeline.html",
+        "trace.json",
+        "events.jsonl",
+        "origins.json",
+        "report.json",
+    }
     assert (tmp_path / "timeline.html").read_text(encoding="utf-8").startswith("<!")
     assert json.loads((tmp_path / "trace.json").read_text(encoding="utf-8"))["traceEvents"]
 
@@ -29,7 +35,8 @@ def test_json_prints_the_report_and_nothing_else(tmp_path: Path, capsys: pytest.
     assert main(["simulate", *TINY, "--steps", "5", "--json", "--out", str(tmp_path)]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report == json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
-    assert report["summary"] == {"trained": 5, "finished": True, "reason": "", "restarts": 0}
+    summary = {"trained": 5, "finished": True, "reason": "", "restarts": 0, "rewards": {}, "held_out": {}}
+    assert report["summary"] == summary
     assert report["lag"]["max"] <= 2
 
 

@@ -103,7 +103,7 @@ def test_calls_are_passed_on_only_where_all_of_them_can_be_read() -> None:
 
 def test_verifiers_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "verifiers", None)
-    with pytest.raises(ConfigError, match=r"headway\[verifiers\]"):
+    with pytest.raises(ConfigError, match=r"pip install 'verifiers"):
         VerifiersEnvironment(taskset="x")
 
 

@@ -54,5 +54,5 @@ def test_hostile_texts_end_in_time_and_hold_up_no_other(tmp_path: Path) -> None:
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"headway\[math\]"):
+    with pytest.raises(ConfigError, match=r"math-verify>="):
         make_math_reward()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -136,20 +137,23 @@ def test_a_disk_that_is_full_stops_the_run_and_loses_nothing(runs: Runs, tmp_pat
     audit(run.directory)
 
 
-def test_an_event_log_that_cannot_grow_stops_the_run_cleanly(runs: Runs, tmp_path: Path) -> None:
+def test_an_event_log_that_cannot_be_written_stops_the_run_cleanly(runs: Runs, tmp_path: Path) -> None:
     run = runs.train(tmp_path / "run", max_steps=1)
     assert run.end() == 0, run.text
     log = run.directory / "events.jsonl"
-    before = json.dumps([10**7, "note", "run", {"text": "x" * 2_000_000}]) + "\n"
+    before = json.dumps([10**7, "note", "run", {"text": "x" * 1000}]) + "\n"
     log.write_text(before)
-    more = runs.train(run.directory, max_steps=200, largest_file=1_900_000)
+    shutil.move(run.directory / "events", tmp_path / "events")
+    (run.directory / "events").write_text("a file where a directory is needed")
+    more = runs.train(run.directory, max_steps=200)
     assert more.end() == 1, more.text
-    assert "the event log cannot be written: File too large" in more.text
+    assert "the event log cannot be written: File exists" in more.text
     assert f"go on with: headway train {run.directory} --resume" in more.text
     assert "Traceback" not in more.text
     assert log.read_text() == before
     audit(run.directory)
-    log.write_text("")
+    (run.directory / "events").unlink()
+    shutil.move(tmp_path / "events", run.directory / "events")
     again = runs.train(run.directory, max_steps=5)
     assert again.end() == 0, again.text
 

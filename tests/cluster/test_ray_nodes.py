@@ -217,16 +217,20 @@ def ranks_of(run: Run) -> list[int]:
     return [pid for name, pid in sorted(run.parts().items()) if name.startswith("trainer-")]
 
 
-@pytest.mark.parametrize("mapped", [{}, RANKS], ids=["one trainer", "ranks"])
+@pytest.mark.parametrize(
+    ("mapped", "how"),
+    [({}, signal.SIGKILL), (RANKS, signal.SIGKILL), (RANKS, signal.SIGTERM)],
+    ids=["one trainer", "ranks", "ranks, asked to stop"],
+)
 def test_a_driver_that_was_killed_leaves_nothing_and_goes_on(
-    nodes: Cluster, model: Path, tmp_path: Path, mapped: dict[str, Any]
+    nodes: Cluster, model: Path, tmp_path: Path, mapped: dict[str, Any], how: signal.Signals
 ) -> None:
     run = Run(tmp_path / "run", model, cluster__address=nodes.address, **mapped)
     run.until(lambda: count(run.directory, "step.end") >= 3)
     parts = list(run.parts().values())
     assert len(parts) == 3
-    run.process.send_signal(signal.SIGKILL)
-    run.end()
+    run.process.send_signal(how)
+    assert run.end() == (75 if how == signal.SIGTERM else -signal.SIGKILL), run.text
     assert gone(parts, 15.0), "actors outlive their driver"
     check_nothing_left(nodes)
     again = Run(tmp_path / "run", model, env={"RAY_ADDRESS": nodes.address}, **mapped)
@@ -263,7 +267,8 @@ def test_a_cluster_of_our_own_ends_with_the_run(model: Path, tmp_path: Path, how
 
 def test_a_gpu_is_seen_by_who_was_given_it(tmp_path: Path) -> None:
     """With nodes that only say that they have GPUs: Ray numbers them, and no card is opened."""
-    cluster = Cluster(initialize_head=True, head_node_args={**NODE, "num_gpus": 2, "include_dashboard": False})
+    head = {**NODE, "num_cpus": 4, "num_gpus": 2, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
     cluster.add_node(**NODE, num_gpus=1)
     cluster.wait_for_nodes()
 
@@ -271,9 +276,11 @@ def test_a_gpu_is_seen_by_who_was_given_it(tmp_path: Path) -> None:
         there = RayCluster(address=cluster.address, timeout_s=60)
         there.plan(
             {
-                "trainer": ResourceRequest(node=0, cpus=1, gpus=0.5),
-                "engine/0": ResourceRequest(node=0, cpus=1, gpus=0.5),
-                "engine/1": ResourceRequest(node=1, cpus=1, gpus=1),
+                "trainer/0": ResourceRequest(node=0, cpus=1, gpus=0.5, device=0),
+                "trainer/1": ResourceRequest(node=0, cpus=1, gpus=0.5, device=1),
+                "engine/0": ResourceRequest(node=0, cpus=1, gpus=0.5, device=0),
+                "engine/1": ResourceRequest(node=0, cpus=1, gpus=0.5, device=1),
+                "engine/2": ResourceRequest(node=1, cpus=1, gpus=1, device=2),
             }
         )
         peers = [
@@ -281,8 +288,9 @@ def test_a_gpu_is_seen_by_who_was_given_it(tmp_path: Path) -> None:
         ]
         seen = [await peer.call("variable", "CUDA_VISIBLE_DEVICES") for peer in peers]
         nodes = [parent(peer.pid) for peer in peers]  # type: ignore[attr-defined]
-        assert nodes[0] == nodes[1] != nodes[2]
-        assert seen[0] == seen[1] and all(len(one.split(",")) == 1 and one for one in seen)
+        assert len(set(nodes[:4])) == 1 and nodes[4] != nodes[0]
+        assert seen[0] == seen[2] != seen[1] == seen[3], "a rank and the engine on its device have one GPU"
+        assert all(len(one.split(",")) == 1 and one for one in seen)
         for peer in peers:
             await peer.close()
         await there.close()

@@ -13,6 +13,7 @@ from headway.config import ResolvedConfig
 from headway.launch.component_places import SCORERS, make_rank_names
 from headway.launch.components import PolicyInfo, count_engine_slots, count_prefix_tokens
 from headway.launch.inference_servers import uses_external_engines
+from headway.launch.memory_budget import choose_weight_sets
 from headway.launch.memory_model import HOST, MemoryModel
 from headway.launch.placement import LENT_ENGINE, Placement, make_memory_model
 from headway.models.model_shapes import ModelShape, find_model_shape
@@ -64,6 +65,8 @@ def estimate_component_needs(
     found = []
     for number, name in enumerate(make_rank_names(placement.ranks)):
         step = {**model.estimate_rank(number), **model.estimate_activations()} if model else {}
+        if name in placement.places and placement.places[name].sleeps and "optimizer" in step:
+            step[f"{HOST}:optimizer"] = step.pop("optimizer")
         trainer = _make_needs(name, placement, placement.train_threads, step)
         if placement.ranks > 1:
             rank = RankPlacement(devices=devices[name], coordinates=placement.layout.coordinates(number))
@@ -76,7 +79,8 @@ def estimate_component_needs(
             found.append(ComponentNeeds(name=name, lives="server", memory=url, threads=0, needs={}))
     else:
         engines += [LENT_ENGINE] if resolved.config.lend_idle_trainer else []
-        needs = model.estimate_engine(_count_kv_bytes(resolved, placement, model)) if model else {}
+        sets = choose_weight_sets(resolved, placement.places.get("engine/0"))
+        needs = model.estimate_engine(_count_kv_bytes(resolved, placement, model), sets) if model else {}
         found += [_make_needs(name, placement, placement.infer_threads, needs) for name in engines]
     for role in SCORERS if placement.processes else ():
         scorer_needs = model.estimate_scorer(role) if model else {}

@@ -141,10 +141,8 @@ def plan_placement(
     requests = make_resource_requests(resolved, placement.places, placement.device)
     cluster.plan(requests)
     places = {name: replace(place, threads=requests[name].cpus) for name, place in placement.places.items()}
-    threads = {kind: next(place.threads for name, place in places.items() if name.startswith(kind)) for kind in _ACTORS}
-    return replace(
-        placement, cluster=cluster, places=places, train_threads=threads["trainer"], infer_threads=threads["engine"]
-    )
+    train, infer = (max((p.threads for n, p in places.items() if n.startswith(kind)), default=1) for kind in _ACTORS)
+    return replace(placement, cluster=cluster, places=places, train_threads=train, infer_threads=infer)
 
 
 def plan_on_machine(

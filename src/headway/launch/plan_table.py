@@ -32,6 +32,10 @@ def describe_plan(resolved: ResolvedConfig, placement: Placement) -> list[str]:
 
 def _describe_machine(placement: Placement) -> str:
     machine, how = placement.machine, "processes" if placement.processes else "threads of one process"
+    if placement.cluster is not None:
+        how = "actors of Ray"
+    if placement.device == "cpu" and placement.cluster is not None:
+        return f"{machine.nodes} node{'s' if machine.nodes > 1 else ''} × {machine.devices} CPU slots: {how}"
     if placement.device == "cpu":
         shared = f", {machine.devices} logical devices" if machine.is_virtual else ""
         return f"CPU with {machine.cores} cores{shared}: {how}"

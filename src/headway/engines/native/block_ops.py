@@ -112,6 +112,10 @@ class BlockOps:
             return self._gate_and_quantize(multiply_quantized(x_TE, weight, bias))
         return self._multiply_gated(x_TE, weight, bias)  # type: ignore[arg-type]
 
+    def gate(self, gate_up: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return silu(first half of a product) · second half."""
+        return _gate(sum_planes(gate_up)).to(dtype)
+
     def _multiply(self, x_TE: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return linear(x_TE, weight, bias)
 

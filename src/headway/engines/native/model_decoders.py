@@ -141,13 +141,18 @@ class FusedDecoder:
             norm = layer.post_attention_layernorm
             normed = self._add_norm(x_TE, delta, norm.weight, norm.variance_epsilon)
             gate_up = _require(_get_fused(layer.mlp.gate_proj))
-            gated = ops.gated(normed, gate_up.operand, gate_up.bias)
+            gated = (
+                ops.gated(normed, gate_up.operand, gate_up.bias)
+                if gate_up.down is None
+                else ops.gate(self._product(normed, gate_up), normed.dtype)
+            )
             delta = self._product(gated, layer.mlp.down_proj)
         return ops.add_norm(x_TE, delta, model.norm.weight, model.norm.variance_epsilon)
 
     def _product(self, x: Matrix, layer: ServedLinear | None) -> Tensor:
         layer = _require(layer)
-        return self._ops.product(x, layer.operand, layer.bias)
+        product = self._ops.product(x, layer.operand, layer.bias)
+        return product if layer.down is None else layer.add_adapter(product, x)
 
     def _make_rotation(self, attention: Any) -> RotaryTable:
         q_norm, k_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)

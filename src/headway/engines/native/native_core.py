@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,6 +28,7 @@ from headway.engines.native.native_scheduler import HasStopped, NativeScheduler
 from headway.engines.native.paged_slots import PagedSlots
 from headway.engines.native.quantized_products import FP8, check_quantized_device
 from headway.engines.native.recorded_routing import ReadRouting, RecordedPageMoves, RoutingScheduler, make_page_recorder
+from headway.engines.native.served_adapters import add_adapters
 from headway.engines.native.served_linear import choose_fastest_layout
 from headway.engines.native.served_parameters import DeviceParameters, ServedParameters, ServedValues
 from headway.engines.native.settings import NativeSettings
@@ -114,7 +116,8 @@ def make_step_core(make_runner: MakeRunner) -> MakeCore:
         if (reason := find_attention_problem(model, shorter_values=True)) is not None:
             return make_slow_core(model, settings, eos, has_stopped, reason)
         dtype = choose_compute_dtype(settings)
-        parameters = ServedParameters(model, choose_fastest_layout(dtype), dtype)
+        layout, on_host = choose_fastest_layout(dtype), torch.device("cpu")
+        parameters = add_adapters(model, partial(ServedParameters, model, layout, dtype), settings.adapters, on_host)
         runner = make_runner(model, parameters, settings)
         slots = RowSlots(settings, runner.kv_moves)
         return parameters, StepCore(_make_scheduler(settings, slots, eos, has_stopped, runner.read_routing), runner)
@@ -192,7 +195,9 @@ def make_block_runner(
     device, dtype, quantized = _find_device(settings), choose_compute_dtype(settings), settings.dtype == "fp8"
     if quantized or settings.kv_dtype == "fp8":
         check_quantized_device(device)
-    parameters = DeviceParameters(model, dtype, device, quantized=quantized)
+    make_parameters = partial(DeviceParameters, model, dtype, device, quantized=quantized)
+    parameters = add_adapters(model, make_parameters, settings.adapters, device)
+    assert isinstance(parameters, DeviceParameters)
     model.to(device=device)
     shape = read_kv_shape(model.config.get_text_config(), settings.slot_tokens)
     kv = _make_kv_cache(settings, shape, FP8 if settings.kv_dtype == "fp8" else dtype, parameters, device)

@@ -69,6 +69,11 @@ class ServedLinear(nn.Module):
         self.bias: Tensor | None = None
         self.quantized = False
         """Whether its weights are served in 8 bits."""
+        self.down: Tensor | None = None
+        """Adapter (rank, in), where adapters are served apart from their base."""
+        self.up: Tensor | None = None
+        """Adapter (out, rank)."""
+        self.adapter_scale = 1.0
 
     @property
     def operand(self) -> Matrix:
@@ -80,9 +85,23 @@ class ServedLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         weight = self.operand
         if isinstance(weight, Tensor):
-            return self.layout.multiply(x, weight, self.bias)
+            product = self.layout.multiply(x, weight, self.bias)
+            return product if self.down is None else self.add_adapter(product, x)
         product = multiply_quantized(x.reshape(-1, x.shape[-1]), weight, self.bias)
         return product.to(x.dtype).view(*x.shape[:-1], -1)
+
+    def add_adapter(self, product: Tensor, x: Tensor) -> Tensor:
+        """Add what the adapter makes of x, in place; a product in float32 may come in planes (P, …, out)."""
+        assert self.down is not None and self.up is not None
+        narrow = (x.reshape(-1, x.shape[-1]) @ self.down.t()).to(self.up.dtype)
+        flat = product.view(-1, product.shape[-1])[: len(narrow)]
+        if flat.dtype == narrow.dtype:
+            flat.addmm_(narrow, self.up.t(), alpha=self.adapter_scale)
+        elif flat.is_cuda:
+            flat.add_(torch.mm(narrow, self.up.t(), out_dtype=flat.dtype), alpha=self.adapter_scale)
+        else:
+            flat.add_(narrow.to(flat.dtype) @ self.up.t().to(flat.dtype), alpha=self.adapter_scale)
+        return product
 
 
 class FusedLinearSlice(nn.Module):

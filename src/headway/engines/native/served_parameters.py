@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from headway.engines.native.quantized_products import FP8, can_quantize, quantize_rows
 from headway.engines.native.served_linear import FusedLinearSlice, ServedLinear, WeightLayout
 from headway.errors import TransferError
+from headway.models.frozen_base import FUSED_LAYERS
 from headway.models.model_checks import print_once
 
 ServedValues = Mapping[str, tuple[Tensor, ...]]
@@ -30,10 +31,6 @@ class TensorPlace(NamedTuple):
     attribute: str
     prepared: bool
     """Whether it is stored in the layout of linear layers instead of as it came."""
-
-
-_FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-"""Layers with one input, by the names that most models give them."""
 
 
 class ServedParameters:
@@ -72,7 +69,7 @@ class ServedParameters:
         """Find layers to serve as one; returns where the tensors of each will live."""
         places: dict[str, TensorPlace] = {}
         for prefix, module in model.named_modules():
-            for names in _FUSED:
+            for names in FUSED_LAYERS:
                 layers = [getattr(module, name, None) for name in names]
                 linears = [layer for layer in layers if type(layer) is nn.Linear]
                 biases = {layer.bias is not None for layer in linears}
@@ -140,10 +137,13 @@ class ServedParameters:
         unit = self._units[name]
         if not all(member in parts for member in unit):
             return None
-        members = [parts.pop(member) for member in unit]
-        whole = members[0] if len(members) == 1 else torch.cat(members)
-        values[unit[0]] = self._lay_out(whole, self._places[unit[0]])
+        values[unit[0]] = self._lay_out_unit(unit, [parts.pop(member) for member in unit])
         return unit[0]
+
+    def _lay_out_unit(self, unit: tuple[str, ...], members: list[Tensor]) -> tuple[Tensor, ...]:
+        """Return the tensors of a unit as they are served."""
+        whole = members[0] if len(members) == 1 else torch.cat(members)
+        return self._lay_out(whole, self._places[unit[0]])
 
     def _lay_out(self, whole: Tensor, places: list[TensorPlace]) -> tuple[Tensor, ...]:
         """Return one tensor for every place."""

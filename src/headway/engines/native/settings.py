@@ -3,10 +3,26 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from headway.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class AdapterSettings:
+    """Adapters of an engine that serves them apart from their base."""
+
+    rank: int
+    scale: float
+    targets: tuple[str, ...] = ()
+    """Last parts of the names of layers. Empty means all linear layers but the head."""
+    load_base: Callable[[], Mapping[str, Tensor]]
+    """Returns the weights of the model without adapters, by the names of `transformers`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +68,9 @@ class NativeSettings:
     """Type of the KV cache on a GPU: that of the computation, or half of its bytes."""
     device: str = "cpu"
     """Where the model lives: `cpu`, `cuda`, `cuda:1`, …"""
+    adapters: AdapterSettings | None = None
+    """Adapters that arrive as versions of their own, on top of base weights that never change; None: versions are whole
+    models."""
     steps_per_sync: int = 8
     """Decode steps per host synchronisation, on GPUs only. More steps mean less work for the host, but an end, an abort
     or other weights take effect later."""

@@ -166,9 +166,12 @@ class TritonBlockOps(BlockOps):
     def _multiply_gated(self, x_TE: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if bias is None and triton_products.is_faster(len(x_TE), weight.numel() // 2):
             return triton_products.gated(x_TE, weight)
-        gate_up = linear(x_TE, weight, bias)
+        return self.gate(linear(x_TE, weight, bias), x_TE.dtype)
+
+    def gate(self, gate_up: Tensor, dtype: torch.dtype) -> Tensor:
+        gate_up = block_ops.sum_planes(gate_up)
         width = gate_up.shape[-1] // 2
-        out = torch.empty(len(gate_up), width, dtype=gate_up.dtype, device=gate_up.device)
+        out = torch.empty(len(gate_up), width, dtype=dtype, device=gate_up.device)
         grid = (len(gate_up), triton.cdiv(width, 1024))
         _gated[grid](gate_up, out, WIDTH=width, BLOCK=1024, num_warps=4, **launch_options())
         return out

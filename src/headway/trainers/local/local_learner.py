@@ -81,6 +81,9 @@ class LocalLearner(StepLearner):
     def weights(self) -> dict[str, Tensor]:
         return self.policy.weights()
 
+    def published_weights(self) -> dict[str, Tensor]:
+        return self.policy.published_weights()
+
     def save_model_config(self, directory: Path) -> None:
         causal = self.policy.causal
         causal.config.dtype = COMPUTE_DTYPES[self.settings.precision]

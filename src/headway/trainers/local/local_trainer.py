@@ -54,7 +54,7 @@ class ThreadedTrainer(ABC, Generic[L]):
         """Return a new learner in the initial state."""
 
     def _publish_weights(self, learner: L) -> None:
-        self._store.publish(learner.version, learner.weights())
+        self._store.publish(learner.version, learner.published_weights())
 
     def _save(self, learner: L, directory: Path) -> None:
         save_checkpoint(learner, directory, self._tokenizer)

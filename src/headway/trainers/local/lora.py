@@ -121,6 +121,15 @@ def merge_adapters(model: Any) -> dict[str, Tensor]:
     return found
 
 
+def list_adapter_tensors(model: Any) -> dict[str, Tensor]:
+    """Return the live adapters as `<layer>.lora_A.weight` and `<layer>.lora_B.weight`, the names that `peft` saves."""
+    return {
+        name.replace(f".{ADAPTER_NAME}.weight", ".weight"): one.detach()
+        for name, one in model.named_parameters()
+        if ".lora_" in name
+    }
+
+
 def find_adapted_modules(model: Any) -> dict[str, Any]:
     """Return the modules that have adapters, by the names that their weights have without them."""
     return {

@@ -49,6 +49,10 @@ class StepLearner(ABC):
     def weights(self) -> dict[str, Tensor]:
         """Return all weights of the policy by the names of the model, each tensor once and LoRA merged."""
 
+    def published_weights(self) -> dict[str, Tensor]:
+        """Return what engines get as a version: all weights, unless they have some of them for good."""
+        return self.weights()
+
     @abstractmethod
     def save_model_config(self, directory: Path) -> None:
         """Write what is needed beside the weights to load the model again."""

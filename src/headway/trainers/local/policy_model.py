@@ -96,6 +96,12 @@ class PolicyModel:
             return lora.merge_adapters(self.causal)
         return lora.drop_tied_duplicates(self.causal.state_dict())
 
+    def published_weights(self) -> dict[str, Tensor]:
+        """Return what engines get as a version: all weights, or adapters alone where engines have the base."""
+        if self._peft is not None and self._settings.lora is not None and self._settings.lora.separate:
+            return lora.list_adapter_tensors(self.causal)
+        return self.weights()
+
     def without_adapters(self) -> AbstractContextManager[Any]:
         """Switch the adapters off inside the context, so that the model is the initial one."""
         if self._peft is None:

@@ -33,7 +33,8 @@ class PolicyScorer:
         model.requires_grad_(False)
         if receiver is None:  # the initial policy chooses experts by itself
             settings = replace(settings, routing_replay=False)
-        self._policy = PolicyModel(model, settings, adapters=False)
+        separate = receiver is not None and settings.lora is not None and settings.lora.separate
+        self._policy = PolicyModel(model, settings, adapters=separate)
         self._settings = settings
         self._version: int | None = None
         """Version of the weights; None until the first weights of a trainer have arrived."""
@@ -57,7 +58,7 @@ class PolicyScorer:
     async def _switch_weights(self, version: int, tensors: Mapping[str, Tensor]) -> None:
         def work(gate: CommitGate) -> None:
             with torch.no_grad():
-                overwrite_tensors(self._policy.weights(), dict(tensors))
+                overwrite_tensors(self._policy.published_weights(), dict(tensors))
             self._version = version
 
         await self._thread.call(work)

@@ -58,6 +58,8 @@ class LoraSettings:
     """Last parts of the names of layers. Empty means all linear layers but the head."""
     seed: int = 0
     """Seed of the initial adapters."""
+    separate: bool = False
+    """Publish adapters alone, for engines that have the base; otherwise they are merged into whole weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

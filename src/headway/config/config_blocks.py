@@ -198,6 +198,9 @@ class WeightTransferConfig:
     timeout_s: Seconds | None = None
     """broadcast: one bucket to all engines, from forming the group to their answers. null: 60, or less where
     `reliability.transfer_timeout_s` has no time for that."""
+    adapters: Literal["auto", "merged"] = "auto"
+    """LoRA: `auto` sends adapters alone to our own engines, which add them to a base that never changes; where that is
+    not possible, and with `merged`, whole weights travel."""
     compare_served: bool = False
     """Every native engine computes a checksum of the tensors that it serves after each update. One that serves others
     than the rest is restarted."""

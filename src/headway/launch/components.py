@@ -19,6 +19,7 @@ from headway.config import ResolvedConfig, load_config
 from headway.engines.base import Engine
 from headway.engines.remote_engine import RemoteEngine
 from headway.errors import BackendError
+from headway.launch.adapter_serving import count_adapter_parameters
 from headway.launch.component_places import count_memory_share, let_engines_sleep
 from headway.launch.inference_servers import TORCH_DTYPES, uses_external_engines
 from headway.launch.memory_budget import choose_weight_sets
@@ -79,6 +80,8 @@ class ComponentArgs:
     """Memory of an engine's KV cache; `None`: the engine decides."""
     weight_sets: int = WEIGHT_SETS
     """Copies of an engine's weights; with one, a version replaces what is served."""
+    adapters: bool = False
+    """Whether a version is adapters alone."""
 
     def load_config(self) -> ResolvedConfig:
         """Resolve the configuration again."""
@@ -118,6 +121,7 @@ class LaunchContext:
             threads=threads,
             kv_cache_bytes=None if place is None else place.kv_cache_bytes,
             weight_sets=choose_weight_sets(self.resolved, place),
+            adapters=self.placement.transport.adapters,
         )
 
     def make_child_spec(self, name: str, target: Callable[..., Any], threads: int) -> ChildSpec:
@@ -138,7 +142,8 @@ class LaunchContext:
 
     def make_local_store(self) -> WeightStore:
         """Make the store for a trainer and engines that are threads of this process."""
-        return make_local_store(self.resolved, self.placement.device, self.policy.parameters)
+        adapters = count_adapter_parameters(self.resolved, self.policy.path) if self.placement.transport.adapters else 0
+        return make_local_store(self.resolved, self.placement.device, adapters or self.policy.parameters)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,6 +235,10 @@ class ModelFamily(ABC):
 
     def check_policy(self, resolved: ResolvedConfig, policy: PolicyInfo, placement: Placement) -> None:
         """Check that the model can be trained and served as configured. Raises `ConfigError`."""
+
+    def find_adapter_problem(self, policy: PolicyInfo) -> str | None:
+        """Return why adapters of this model cannot be served apart from their base; None if they can."""
+        return None
 
     def check_sources(self, policy: PolicyInfo, sources: DataSources) -> None:
         """Check that the model can read the data. Raises `ConfigError`."""

@@ -14,12 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 from headway.config import ResolvedConfig
 from headway.engines.base import Engine
-from headway.errors import ConfigError
+from headway.launch.adapter_bases import (
+    find_adapter_problem,
+    list_adaptable_layers,
+    make_adapter_settings,
+    make_frozen_base,
+    select_base_dtype,
+)
 from headway.launch.component_places import (
     has_own_critic,
     list_scorer_replicas,
-    make_rank_names,
-    share_a_card,
 )
 from headway.launch.components import (
     ComponentArgs,
@@ -42,7 +46,7 @@ from headway.launch.inference_servers import (
     uses_in_process_vllm,
 )
 from headway.launch.placement import Placement
-from headway.launch.rank_components import describe_rank, make_remote_trainer
+from headway.launch.rank_components import check_shared_card, describe_rank, make_remote_trainer
 from headway.launch.trainer_ranks import make_rank_layout
 from headway.launch.transports import ReceiverEnd, make_receiver_end, make_transport, select_wire_dtype
 from headway.registry import ENGINES
@@ -52,7 +56,10 @@ from headway.trainers.remote_trainer import RemoteTrainer, ReplicaScorer, Scorer
 from headway.trainers.sharded.rank_layout import RankLayout
 
 if TYPE_CHECKING:
+    import torch
+
     from headway.engines.native.native_engine import NativeEngine
+    from headway.models.frozen_base import FrozenBase
     from headway.trainers.local.critic_learner import LocalCritic
     from headway.trainers.local.local_trainer import LocalTrainer
     from headway.trainers.local.policy_scorer import PolicyScorer
@@ -64,6 +71,9 @@ if TYPE_CHECKING:
 
 class LanguageModelFamily(ModelFamily):
     """The `ModelFamily` of causal language models that `transformers` can load."""
+
+    _base: FrozenBase | None = None
+    """Frozen weights that trainer and engines of this process share."""
 
     def find_policy(self, resolved: ResolvedConfig) -> PolicyInfo:
         """Find the model; fetch or convert it where needed. Raises `ConfigError` where there is none."""
@@ -78,7 +88,7 @@ class LanguageModelFamily(ModelFamily):
         path = resolve_model(config.actor_train.model_args.model_name_or_path or config.pretrain or "")
         empty_model = make_architecture_factory(path)()
         if config.actor_train.model_args.lora_rank is not None:
-            names, head = _list_adaptable_layers(empty_model)
+            names, head = list_adaptable_layers(empty_model)
             check_adapter_targets(config.actor_train.model_args.lora_target, names, head)
         critic = config.critic.model_args.model_name_or_path or config.reward_pretrain
         return PolicyInfo(
@@ -104,8 +114,12 @@ class LanguageModelFamily(ModelFamily):
             check_attention(make_architecture_factory(policy.path)())
         check_tensor_parallel_model(placement.layout, policy.path)
 
+    def find_adapter_problem(self, policy: PolicyInfo) -> str | None:
+        return find_adapter_problem(policy.path)
+
     def make_training_components(self, context: LaunchContext) -> TrainingComponents:
         """Make trainer, engines and scorers where the placement puts them."""
+        self._base = make_frozen_base(context)
         resolved, placement, engines = context.resolved, context.placement, self.make_engines(context)
         transport = make_transport(resolved, placement.transport)
         derived, replicas = resolved.derived, list_scorer_replicas(resolved)
@@ -113,7 +127,7 @@ class LanguageModelFamily(ModelFamily):
             trainer: RemoteTrainer | TrainerWithCritic | LocalTrainer = _make_trainer_process(context)
         else:
             trainer = make_local_trainer(
-                context.make_args(placement.train_threads, "trainer"), context.make_local_store()
+                context.make_args(placement.train_threads, "trainer"), context.make_local_store(), self._base
             )
         reference: Scorer = TrainerScorer(trainer, "reference")
         logp: Scorer = TrainerScorer(trainer, "policy")
@@ -140,7 +154,7 @@ class LanguageModelFamily(ModelFamily):
 
     def make_engine(self, context: LaunchContext, name: str) -> Engine:
         """Make one native engine where the placement puts it."""
-        return make_own_engine(context, name, make_engine, create_engine)
+        return make_own_engine(context, name, partial(make_engine, base=self._base), create_engine)
 
     def make_engines(self, context: LaunchContext) -> list[Engine]:
         placement, resolved = context.placement, context.resolved
@@ -159,20 +173,6 @@ class LanguageModelFamily(ModelFamily):
         if uses_in_process_vllm(resolved):
             return make_in_process_engines(options, placement.transport)
         return make_server_engines(options)
-
-
-def check_shared_card(resolved: ResolvedConfig, placement: Placement) -> None:
-    """Check that ranks on one GPU only exchange what goes through the memory of the host. Raises `ConfigError`."""
-    sizes, key = resolved.config.actor_train.strategy_args.strategy_config, "actor_train.strategy_args.strategy_config"
-    if placement.device != "cuda" or not share_a_card(placement.places, make_rank_names(placement.ranks)):
-        return
-    if sizes.distributed_backend == "nccl":
-        problem = "NCCL refuses two ranks on one GPU"
-        raise ConfigError(problem, key=f"{key}.distributed_backend", value="nccl", hint="auto, or a GPU for each rank")
-    for name in ("tensor_model_parallel_size", "context_parallel_size"):
-        if (size := getattr(sizes, name)) > 1:
-            problem = "ranks on one GPU share weights, but neither layers nor sequences"
-            raise ConfigError(problem, key=f"{key}.{name}", value=size, hint="1, or a GPU for each rank")
 
 
 def check_tensor_parallel_model(layout: RankLayout, path: Path) -> None:
@@ -215,21 +215,12 @@ def _make_replica_scorer(
 # -- components, made in the process that they live in
 
 
-def _list_adaptable_layers(model: Any) -> tuple[list[str], str]:
-    """Return the names of layers with a matrix of their own, and the name of the head."""
-    found = [
-        (name, layer)
-        for name, layer in model.named_modules()
-        if any(weight.ndim >= 2 for weight in layer.parameters(recurse=False))
-    ]
-    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-    names = [name for name, layer in found if layer is not embedding]
-    return names, next((name for name, layer in found if layer is head), "")
+def make_local_trainer(args: ComponentArgs, store: PublishingStore, base: FrozenBase | None = None) -> LocalTrainer:
+    """Make the trainer of the policy in the process of the run, with a critic in it; it publishes into `store`.
 
-
-def make_local_trainer(args: ComponentArgs, store: PublishingStore) -> LocalTrainer:
-    """Make the trainer of the policy in the process of the run, with a critic in it; it publishes into `store`."""
-    return _make_trainer(args, store, _make_local_settings(args))
+    Its frozen weights are those of `base`, where engines of this process compute with them too.
+    """
+    return _make_trainer(args, store, _make_local_settings(args), base)
 
 
 def make_remote_part(args: ComponentArgs, store: PublishingStore) -> LocalTrainer:
@@ -237,10 +228,14 @@ def make_remote_part(args: ComponentArgs, store: PublishingStore) -> LocalTraine
     return _make_trainer(args, store, _make_trainer_settings(args))
 
 
-def _make_trainer(args: ComponentArgs, store: PublishingStore, settings: LocalSettings) -> LocalTrainer:
+def _make_trainer(
+    args: ComponentArgs, store: PublishingStore, settings: LocalSettings, base: FrozenBase | None = None
+) -> LocalTrainer:
     from headway.trainers.local.local_trainer import LocalTrainer
 
-    return LocalTrainer(_make_model_loader(args.model), settings, store, **_make_trainer_options(args))
+    load = _make_model_loader(args.model, None if settings.lora is None else select_base_dtype(args))
+    make_model = load if base is None else lambda: base.adopt(load())
+    return LocalTrainer(make_model, settings, store, **_make_trainer_options(args))
 
 
 def make_rank_trainer(args: ComponentArgs, store: PublishingStore | None, ranks: int) -> RankTrainer:
@@ -275,17 +270,24 @@ def make_policy_scorer(args: ComponentArgs, end: ReceiverEnd | None = None) -> P
     return PolicyScorer(model, settings, make_receiver)
 
 
-def make_engine(args: ComponentArgs, name: str, end: ReceiverEnd | None = None) -> Engine:
+def make_engine(
+    args: ComponentArgs, name: str, end: ReceiverEnd | None = None, base: FrozenBase | None = None
+) -> Engine:
     """Make the engine that the configuration names: ours, or one that a plugin registered."""
     strategy = args.load_config().derived.strategies["actor_infer"]
     if strategy in ENGINES.built_in:
-        return make_native_engine(args, name, end)
+        return make_native_engine(args, name, end, base)
     engine: Engine = ENGINES.get(strategy)(args, name, end)
     return engine
 
 
-def make_native_engine(args: ComponentArgs, name: str, end: ReceiverEnd | None = None) -> NativeEngine:
-    """Make one native engine, whose weights arrive later; without `end` they come from this process."""
+def make_native_engine(
+    args: ComponentArgs, name: str, end: ReceiverEnd | None = None, base: FrozenBase | None = None
+) -> NativeEngine:
+    """Make one native engine, whose weights arrive later; without `end` they come from this process.
+
+    Adapters that are versions of their own go on top of `base`, or of what the model's directory holds.
+    """
     from headway.engines.native.native_engine import NativeEngine
     from headway.engines.native.settings import NativeSettings
     from headway.models.model_loading import find_end_tokens, load_tokenizer, make_architecture_factory
@@ -307,6 +309,7 @@ def make_native_engine(args: ComponentArgs, name: str, end: ReceiverEnd | None =
             device=args.device,
             dtype="fp8" if served.dtype == "fp8" else args.select_engine_dtype(resolved),
             kv_dtype=served.kv_cache_dtype,
+            adapters=make_adapter_settings(args, base) if args.adapters else None,
         ),
         decode=load_tokenizer(args.model).decode,
         eos=find_end_tokens(args.model),
@@ -317,12 +320,12 @@ def make_native_engine(args: ComponentArgs, name: str, end: ReceiverEnd | None =
     )
 
 
-def _make_model_loader(directory: str) -> Callable[[], Any]:
+def _make_model_loader(directory: str, dtype: torch.dtype | None = None) -> Callable[[], Any]:
     import torch
 
     from headway.models.model_loading import load_model
 
-    return partial(load_model, directory, torch.float32)
+    return partial(load_model, directory, dtype or torch.float32)
 
 
 def _make_trainer_options(args: ComponentArgs) -> dict[str, Any]:
@@ -343,7 +346,8 @@ def _make_local_settings(args: ComponentArgs) -> LocalSettings:
 
     resolved = args.load_config()
     precision = args.select_precision(resolved)
-    return make_local_settings(resolved, precision=precision, device=args.device, threads=args.threads)
+    made = make_local_settings(resolved, precision=precision, device=args.device, threads=args.threads)
+    return replace(made, lora=replace(made.lora, separate=True)) if made.lora and args.adapters else made
 
 
 def _make_trainer_settings(args: ComponentArgs) -> LocalSettings:

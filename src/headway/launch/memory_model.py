@@ -82,6 +82,17 @@ class MemoryModel:
             return self.infer_bytes * self.parameters
         return self.parameters + 2 * self.shape.vocabulary * self.shape.hidden
 
+    @property
+    def version_parameters(self) -> int:
+        """Parameters of one version: all, or those of the adapters."""
+        return self.trained if self.transport.adapters else self.parameters
+
+    @property
+    def shares_base(self) -> bool:
+        """Whether engines compute with the trainer's copy of the base."""
+        on_one_gpu = self.device == "cuda" and not self.processes
+        return self.transport.adapters and on_one_gpu and self.train_bytes == self.infer_bytes
+
     def estimate_rank(self, number: int) -> dict[str, int]:
         """Return the needs of one rank: its share of everything, and the versions if it publishes them."""
         args = self.resolved.config.actor_train.training_args
@@ -126,11 +137,14 @@ class MemoryModel:
     def estimate_engine(self, kv_bytes: int | None = None, weight_sets: int = WEIGHT_SETS) -> dict[str, int]:
         """Return the needs of one engine with a KV cache of this size."""
         found = {"weights": weight_sets * self.served_bytes}
+        if self.transport.adapters:
+            base = 0 if self.shares_base else self.served_bytes
+            found = {"weights": base + weight_sets * self.infer_bytes * self.trained}
         if kv_bytes:
             found["KV"] = kv_bytes
         copies = _BROADCAST_VERSIONS * (self.transport.kind == "broadcast") + self.transport.delta
         if copies:
-            found[f"{HOST}:versions"] = copies * self.infer_bytes * self.parameters
+            found[f"{HOST}:versions"] = copies * self.infer_bytes * self.version_parameters
         return found
 
     def estimate_scorer(self, role: str) -> dict[str, int]:
@@ -157,10 +171,10 @@ class MemoryModel:
 
     def _estimate_versions(self) -> dict[str, int]:
         """Return the memory of versions that are kept for engines."""
-        on_gpu = self.device == "cuda"
-        if on_gpu and not self.processes and (size := count_device_version_bytes(self.parameters, self.card_bytes)):
+        on_gpu, parameters = self.device == "cuda", self.version_parameters
+        if on_gpu and not self.processes and (size := count_device_version_bytes(parameters, self.card_bytes)):
             return {"versions": size}
         if self.transport.kind == "cuda_ipc":
-            return {"versions": self.transport.buffers * self.infer_bytes * self.parameters}
+            return {"versions": self.transport.buffers * self.infer_bytes * parameters}
         count = self.transport.buffers if self.processes else _HEAP_VERSIONS
-        return {f"{HOST}:versions": count * self.infer_bytes * self.parameters}
+        return {f"{HOST}:versions": count * self.infer_bytes * parameters}

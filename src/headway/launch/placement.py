@@ -16,6 +16,7 @@ from functools import partial
 from headway.cluster.ray.ray_cluster import RayCluster
 from headway.config import ResolvedConfig
 from headway.errors import ConfigError
+from headway.launch.adapter_serving import plan_adapters
 from headway.launch.component_places import (
     SCORERS,
     ComponentPlace,
@@ -298,14 +299,17 @@ def find_policy_shape(resolved: ResolvedConfig) -> ModelShape | None:
     return find_model_shape(config.actor_train.model_args.model_name_or_path or config.pretrain)
 
 
-def plan_memory(resolved: ResolvedConfig, placement: Placement, shape: ModelShape | None) -> Placement:
+def plan_memory(
+    resolved: ResolvedConfig, placement: Placement, shape: ModelShape | None, *, merges: bool = False
+) -> Placement:
     """Return the placement with transport and memory. Raises `ConfigError` where the cards have not enough.
 
     Nothing is budgeted on a CPU, or where the cards or the model are not known. Versions stay on the cards of ranks and
     engines that share them if there is room, at least for one where engines wait for it. Of several ways to get by, one
-    in which moments and versions stay on the cards is chosen, then one in which engines need not sleep.
+    in which moments and versions stay on the cards is chosen, then one in which engines need not sleep. `merges` says
+    that adapters of this model cannot be served by themselves.
     """
-    options = _list_transports(resolved, placement)
+    options = _list_transports(resolved, placement, 0 if merges else placement.ranks)
     if shape is None or placement.device == "cpu" or not placement.machine.gpu_memory_gib:
         return replace(placement, transport=options[0])
     plans, refusal = [], ConfigError("")
@@ -328,14 +332,14 @@ def plan_memory(resolved: ResolvedConfig, placement: Placement, shape: ModelShap
     return min(plans, key=lambda plan: plan[0])[1]
 
 
-def _list_transports(resolved: ResolvedConfig, placement: Placement) -> list[TransportPlan]:
+def _list_transports(resolved: ResolvedConfig, placement: Placement, ranks: int) -> list[TransportPlan]:
     """Return the transports that may be used, those that take most memory of the cards first."""
     plan = partial(plan_transport, resolved, device=placement.device, processes=placement.processes)
     trains = any(name.startswith("trainer") for name in placement.places)
-    plain = plan()
+    plain = plan_adapters(resolved, plan(), ranks if trains else 0)
     if resolved.config.cluster.kind == "ray" or not (trains and placement.processes) or uses_external_engines(resolved):
         return [plain]
-    near = plan(sources=find_weight_sources(placement.places, placement.ranks))
+    near = replace(plan(sources=find_weight_sources(placement.places, placement.ranks)), adapters=plain.adapters)
     waits = resolved.derived.hybrid_engine and resolved.config.async_generation_ratio == 0
     fewer = [replace(near, versions=1)] if near.kind == "cuda_ipc" and waits else []
     return [near, *fewer, *([plain] if plain.kind != near.kind else [])]

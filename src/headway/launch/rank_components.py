@@ -7,8 +7,11 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from headway.config import ResolvedConfig
+from headway.errors import ConfigError
 from headway.launch.component_places import make_rank_names, share_a_card
 from headway.launch.components import ComponentArgs, LaunchContext, make_publishing_trainer, read_child_args
+from headway.launch.placement import Placement
 from headway.processes.base import ChildSpec
 from headway.trainers.base import Trainer
 from headway.trainers.remote_trainer import RemoteTrainer
@@ -19,6 +22,20 @@ if TYPE_CHECKING:
 
 MakeRankTrainer = Callable[..., Any]
 """Makes the trainer of a rank from `ComponentArgs`, a store (`None`: it publishes nothing) and the number of ranks."""
+
+
+def check_shared_card(resolved: ResolvedConfig, placement: Placement) -> None:
+    """Check that ranks on one GPU only exchange what goes through the memory of the host. Raises `ConfigError`."""
+    sizes, key = resolved.config.actor_train.strategy_args.strategy_config, "actor_train.strategy_args.strategy_config"
+    if placement.device != "cuda" or not share_a_card(placement.places, make_rank_names(placement.ranks)):
+        return
+    if sizes.distributed_backend == "nccl":
+        problem = "NCCL refuses two ranks on one GPU"
+        raise ConfigError(problem, key=f"{key}.distributed_backend", value="nccl", hint="auto, or a GPU for each rank")
+    for name in ("tensor_model_parallel_size", "context_parallel_size"):
+        if (size := getattr(sizes, name)) > 1:
+            problem = "ranks on one GPU share weights, but neither layers nor sequences"
+            raise ConfigError(problem, key=f"{key}.{name}", value=size, hint="1, or a GPU for each rank")
 
 
 def make_remote_trainer(

@@ -112,8 +112,9 @@ def prepare_run(resolved: ResolvedConfig) -> PreparedRun:
     placement, family = plan_placement(resolved), select_model_family(resolved)
     policy = family.find_policy(resolved)
     _check_context_length(resolved, policy)
-    if resolved.derived.pipeline != "denoising" and placement.budget is None:
-        placement = plan_memory(resolved, placement, find_model_shape(policy.path))
+    problem = family.find_adapter_problem(policy) if placement.transport.adapters else None
+    if resolved.derived.pipeline != "denoising" and (placement.budget is None or problem):
+        placement = plan_memory(resolved, placement, find_model_shape(policy.path), merges=problem is not None)
     family.check_policy(resolved, policy, placement)
     check_reward_models(resolved)
     sources = make_episode_sources(resolved, policy) if agentic else make_sources(resolved, policy.tokenizer)
@@ -122,6 +123,7 @@ def prepare_run(resolved: ResolvedConfig) -> PreparedRun:
         read_checkpoint_version(Path(config.resume).expanduser())
     own_notes = reward.notes if isinstance(reward, RoutedReward) else ()
     notes = (*resolved.notes, *placement.notes, *sources.notes, *own_notes)
+    notes += () if problem is None else (f"adapters are merged into whole weights for the engines: {problem}",)
     compares = config.weight_transfer.compare_served
     if compares and (uses_external_engines(resolved) or resolved.derived.pipeline == "denoising"):
         notes += ("weight_transfer.compare_served has no effect: only our engines of language models have checksums",)

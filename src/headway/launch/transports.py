@@ -60,6 +60,8 @@ class TransportPlan:
     """Whether engines compute a checksum of what they serve."""
     versions: int = HELD_VERSIONS
     """Versions that the trainer keeps for engines: two while one may be on its way, one where engines wait for it."""
+    adapters: bool = False
+    """Whether a version is adapters alone, which engines put on top of a base of their own."""
     sources: Mapping[str, int] = field(default_factory=dict)
     """Trainer rank whose copy each component reads, by its name; those that are left out read that of rank 0."""
 
@@ -139,7 +141,7 @@ def _choose_backend(resolved: ResolvedConfig, device: str) -> Literal["gloo", "n
 def plan_transport_without_trainer(plan: TransportPlan, *, clustered: bool) -> TransportPlan:
     """Return the plan for engines that get their weights once, from the controller's process."""
     if plan.kind == "in_process":
-        return plan
+        return TransportPlan()
     return TransportPlan(kind="object_store" if clustered else "shared_memory")
 
 

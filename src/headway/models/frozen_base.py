@@ -35,7 +35,8 @@ class FrozenBase:
         parameters = dict(model.named_parameters())
         with self._lock, torch.no_grad():
             if not self._tensors:
-                self._tensors = self._pack(parameters)
+                buffers = {name: one for name, one in list_saved_tensors(model).items() if name not in parameters}
+                self._tensors = self._pack(parameters) | {name: one.to(self._device) for name, one in buffers.items()}
             for name, one in parameters.items():
                 one.data = self._tensors[name]
         return model
@@ -57,6 +58,13 @@ class FrozenBase:
                 found[name] = flat[place : place + one.numel()].view(one.shape).copy_(one)
                 place += one.numel()
         return found
+
+
+def list_saved_tensors(model: Any) -> dict[str, Tensor]:
+    """Return parameters and saved buffers by name, tied ones once."""
+    saved = model.state_dict(keep_vars=True)
+    named = dict(model.named_parameters())
+    return named | {name: one for name, one in model.named_buffers() if name in saved}
 
 
 def group_for_fusing(names: Iterable[str]) -> list[list[str]]:

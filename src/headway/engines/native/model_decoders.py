@@ -144,7 +144,7 @@ class FusedDecoder:
             gated = (
                 ops.gated(normed, gate_up.operand, gate_up.bias)
                 if gate_up.down is None
-                else ops.gate(self._product(normed, gate_up), normed.dtype)
+                else ops.gate(self._product(normed, gate_up), gate_up.down.dtype)
             )
             delta = self._product(gated, layer.mlp.down_proj)
         return ops.add_norm(x_TE, delta, model.norm.weight, model.norm.variance_epsilon)

@@ -90,9 +90,10 @@ class ServedLinear(nn.Module):
         product = multiply_quantized(x.reshape(-1, x.shape[-1]), weight, self.bias)
         return product.to(x.dtype).view(*x.shape[:-1], -1)
 
-    def add_adapter(self, product: Tensor, x: Tensor) -> Tensor:
+    def add_adapter(self, product: Tensor, x: Matrix) -> Tensor:
         """Add what the adapter makes of x, in place; a product in float32 may come in planes (P, …, out)."""
-        assert self.down is not None and self.up is not None
+        if self.down is None or self.up is None or not isinstance(x, Tensor):
+            raise RuntimeError("adapters are not added to weights in 8 bits")
         narrow = (x.reshape(-1, x.shape[-1]) @ self.down.t()).to(self.up.dtype)
         flat = product.view(-1, product.shape[-1])[: len(narrow)]
         if flat.dtype == narrow.dtype:

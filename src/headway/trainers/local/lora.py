@@ -72,7 +72,8 @@ def _multiply_adapted(module: Any, usual: Callable[[Tensor], Tensor], x: Tensor)
     if module.disable_adapters or module.merged:
         return usual(x)
     base, down, up = module.base_layer, module.lora_A[ADAPTER_NAME].weight, module.lora_B[ADAPTER_NAME].weight
-    found: Tensor = AdaptedProduct.apply(x, base.weight, base.bias, down, up, module.scaling[ADAPTER_NAME])
+    apply: Any = AdaptedProduct.apply
+    found: Tensor = apply(x, base.weight, base.bias, down, up, module.scaling[ADAPTER_NAME])
     return found
 
 

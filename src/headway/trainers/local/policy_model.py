@@ -126,7 +126,9 @@ class PolicyModel:
                 plain_LV = (logits_LV.to(part_N.dtype) / self._settings.temperature).log_softmax(-1)
                 plain_N = plain_LV[[place - 1 for place in row.actions], [row.tokens[place] for place in row.actions]]
                 worst = max(worst, float((plain_N - part_N).abs().max()))
-        limit = _LARGEST_DIFFERENCE * (100 if self._settings.precision == "bf16" else 1)
+        limit = _LARGEST_DIFFERENCE
+        if self._settings.precision == "bf16":  # every layer rounds
+            limit *= 100 * max(1.0, self.causal.config.get_text_config().num_hidden_layers / 16)
         if not worst < limit:
             kind = type(self.causal).__name__
             raise ConfigError(f"{kind}: its packed log-probabilities are {worst:.2g} off, so it cannot be trained here")

@@ -145,7 +145,7 @@ def make_local_settings(
         precision=precision,
         device=device,
         threads=threads,
-        lora=_make_lora_settings(train.model_args, config.seed),
+        lora=make_lora_settings(train.model_args, config.seed),
         reference=derived.needs_reference,
         proximal=derived.needs_proximal,
         routing_replay=config.routing_replay,
@@ -163,7 +163,8 @@ def _make_selection(config: Config) -> SampleSelection:
     )
 
 
-def _make_lora_settings(args: TrainedModelArgs, seed: int) -> LoraSettings | None:
+def make_lora_settings(args: TrainedModelArgs, seed: int) -> LoraSettings | None:
+    """Read the adapters of a role that is trained; None where it has none."""
     if args.lora_rank is None:
         return None
     alpha = args.lora_alpha or 2.0 * args.lora_rank

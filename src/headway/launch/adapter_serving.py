@@ -31,9 +31,9 @@ def plan_adapters(resolved: ResolvedConfig, transport: TransportPlan, ranks: int
     return replace(transport, adapters=possible)
 
 
-def count_adapter_parameters(resolved: ResolvedConfig, path: Path) -> int:
-    """Return the number of parameters of the adapters; 0 where there are none, or where the model is not known."""
+def count_version_parameters(resolved: ResolvedConfig, transport: TransportPlan, path: Path) -> int:
+    """Return the parameters of a version that is adapters alone; 0 for others, or where the model is not known."""
     args, shape = resolved.config.actor_train.model_args, find_model_shape(path)
-    if shape is None or args.lora_rank is None:
+    if not transport.adapters or shape is None or args.lora_rank is None:
         return 0
     return shape.count_adapter_parameters(args.lora_rank, frozenset(args.lora_target))

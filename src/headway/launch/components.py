@@ -19,7 +19,7 @@ from headway.config import ResolvedConfig, load_config
 from headway.engines.base import Engine
 from headway.engines.remote_engine import RemoteEngine
 from headway.errors import BackendError
-from headway.launch.adapter_serving import count_adapter_parameters
+from headway.launch.adapter_serving import count_version_parameters
 from headway.launch.component_places import count_memory_share, let_engines_sleep
 from headway.launch.inference_servers import TORCH_DTYPES, uses_external_engines
 from headway.launch.memory_budget import choose_weight_sets
@@ -109,8 +109,7 @@ class LaunchContext:
 
     def make_args(self, threads: int, name: str = "") -> ComponentArgs:
         """Return the arguments of a component with this number of CPU threads."""
-        critic, place = self.policy.critic, self.placement.places.get(name)
-        config = self.resolved.changed()
+        critic, place, config = self.policy.critic, self.placement.places.get(name), self.resolved.changed()
         if place is not None and place.sleeps and name.startswith("trainer"):
             config["actor_train.training_args.offload_optimizer"] = True
         return ComponentArgs(
@@ -142,8 +141,8 @@ class LaunchContext:
 
     def make_local_store(self) -> WeightStore:
         """Make the store for a trainer and engines that are threads of this process."""
-        adapters = count_adapter_parameters(self.resolved, self.policy.path) if self.placement.transport.adapters else 0
-        return make_local_store(self.resolved, self.placement.device, adapters or self.policy.parameters)
+        size = count_version_parameters(self.resolved, self.placement.transport, self.policy.path)
+        return make_local_store(self.resolved, self.placement.device, size or self.policy.parameters)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

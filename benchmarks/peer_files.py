@@ -1,6 +1,6 @@
-"""Do files of other projects train here? Five of them, with nothing changed but model, data, sizes and devices.
+"""Do files of other projects train here? Some of them, with nothing changed but model, data, sizes and devices.
 
-    python benchmarks/peer_files.py --peers ../shared/peers               # all five, three steps each, on the CPU
+    python benchmarks/peer_files.py --peers ../shared/peers               # all of them, three steps each, on the CPU
     python benchmarks/peer_files.py --peers ../shared/peers --only roll-rlvr --model tiny-sums
 
 Each is `headway train` with the file, or the words of the command line, as its project ships them, and the overrides
@@ -29,6 +29,8 @@ ROLL_RLVR = "roll/qwen2.5-7B-rlvr_megatron/rlvr_config_async.yaml"
 ROLL_LAKE = "roll/qwen2.5-0.5B-agentic/agent_val_frozen_lake_async.yaml"
 VERL_GRPO = "examples/grpo_trainer/run_qwen2-7b_math.sh"
 VERL_ONE_STEP = "verl/experimental/one_step_off_policy/shell/grpo_0.6b_gsm8k_fsdp2_sglang_2_6.sh"
+VERL_TOOLS = "examples/sglang_multiturn/run_qwen2.5-3b_gsm8k_multiturn.sh"
+VERL_REMAX = "examples/remax_trainer/run_qwen2.5-3b_seq_balance.sh"
 GERL = "examples/flowgrpo_trainer/run_sd3_fast_1p.sh"
 
 
@@ -119,6 +121,10 @@ def verl_one_step(model: str, folder: Path) -> list[str]:
     ]
 
 
+def verl_tools(model: str, folder: Path) -> list[str]:
+    return [*verl_grpo(model, folder), "data.max_prompt_length=640", "data.max_response_length=48"]
+
+
 def gerl(model: str, folder: Path) -> list[str]:
     path = write_gerl_data(folder)
     return [
@@ -133,6 +139,8 @@ FILES: dict[str, tuple[str, str, Callable[[str, Path], list[str]]]] = {
     "roll-frozen-lake": ("ROLL", ROLL_LAKE, roll_lake),
     "verl-grpo": ("verl", VERL_GRPO, verl_grpo),
     "verl-one-step-off": ("verl", VERL_ONE_STEP, verl_one_step),
+    "verl-tools": ("verl", VERL_TOOLS, verl_tools),
+    "verl-remax": ("verl", VERL_REMAX, verl_grpo),
     "gerl-flow-grpo": ("gerl", GERL, gerl),
 }
 

@@ -44,6 +44,8 @@ class AdvantageTraits:
     needs_several_members: bool = False
     """The estimator cannot be used with groups of one."""
     needs_critic: bool = False
+    needs_greedy_member: bool = False
+    """Every group has one more member, whose answer is greedy: it is a baseline and not trained."""
     reads_turns: bool = False
     """The estimator reads the rewards of single turns, which differ even where those of whole samples are equal."""
 
@@ -61,6 +63,16 @@ for _name, _loss in {
     "cispo": LossTraits(corrects_off_policy=True, skips_zero_advantages=True),
     "topr": LossTraits(corrects_off_policy=True, skips_zero_advantages=True),
     "kimi15": LossTraits(corrects_off_policy=True),
+    "sapo": LossTraits(corrects_off_policy=True, skips_zero_advantages=True),
+    "dppo_tv": LossTraits(
+        corrects_off_policy=True, skips_zero_advantages=True, reads_dual_clip=True, default_clip=(0.15, 0.15)
+    ),
+    "dppo_kl": LossTraits(
+        corrects_off_policy=True, skips_zero_advantages=True, reads_dual_clip=True, default_clip=(0.05, 0.05)
+    ),
+    "gmpo": LossTraits(
+        corrects_off_policy=True, skips_zero_advantages=True, needs_whole_sequences=True, default_clip=(0.4, 0.4)
+    ),
     "gspo": LossTraits(
         corrects_off_policy=True, skips_zero_advantages=True, needs_whole_sequences=True, default_clip=(3e-4, 4e-4)
     ),
@@ -72,11 +84,23 @@ for _name, _estimator in {
     "reinforce": AdvantageTraits(),
     "reinforce_plus_plus": AdvantageTraits(default_norm="batch"),
     "rloo": AdvantageTraits(compares_group_members=True, needs_several_members=True),
+    "remax": AdvantageTraits(needs_several_members=True, needs_greedy_member=True),
+    "opo": AdvantageTraits(compares_group_members=True, needs_several_members=True),
+    "gpg": AdvantageTraits(compares_group_members=True, needs_several_members=True),
     "gae": AdvantageTraits(needs_critic=True),
     "step_reinforce": AdvantageTraits(default_norm="group", reads_turns=True),
     "gigpo": AdvantageTraits(default_norm="group", compares_group_members=True, reads_turns=True),
 }.items():
     ADVANTAGE_TRAITS.register(_name, _estimator)
+
+
+GREEDY_MARK = ".greedy."
+"""Part of the sample id of a member whose answer is greedy: a baseline, and not trained."""
+
+
+def is_greedy_member(sample_id: str) -> bool:
+    """Return whether a sample is the greedy one of its group."""
+    return GREEDY_MARK in sample_id
 
 
 def register_policy_loss(name: str, function: Callable[..., Any], traits: LossTraits) -> None:

@@ -91,12 +91,19 @@ def _describe_place(entry: Any) -> str:
 
 
 POLICY_LOSSES: Registry[Any] = Registry(
-    "policy loss", built_in=("ppo", "decoupled_ppo", "vanilla", "tis", "cispo", "topr", "kimi15", "gspo")
+    "policy loss",
+    built_in=(
+        *("ppo", "decoupled_ppo", "vanilla", "tis", "cispo", "topr", "kimi15"),
+        *("sapo", "dppo_tv", "dppo_kl", "gmpo", "gspo"),
+    ),
 )
 """Values of `pg_variant`."""
 ADVANTAGE_ESTIMATORS: Registry[Any] = Registry(
     "advantage estimator",
-    built_in=("grpo", "reinforce", "reinforce_plus_plus", "rloo", "gae", "step_reinforce", "gigpo"),
+    built_in=(
+        *("grpo", "reinforce", "reinforce_plus_plus", "rloo", "remax", "opo", "gpg"),
+        *("gae", "step_reinforce", "gigpo"),
+    ),
 )
 """Values of `adv_estimator`."""
 STALENESS_POLICIES: Registry[Any] = Registry("staleness policy", built_in=("drop", "wait", "window"))
@@ -115,7 +122,7 @@ REWARDS: Registry[Any] = Registry(
     "reward",
     built_in=(
         *("code", "code_sandbox", "compressibility", "crossthinkqa", "environment", "exact", "format", "general_val"),
-        *("ifeval", "image_server", "judge", "llm_judge", "math_rule", "multiple_choice"),
+        *("data_source", "ifeval", "image_server", "judge", "llm_judge", "math_rule", "multiple_choice"),
         *("math", "numeric", "ocr", "overlong", "reasoning_gym", "regex", "reward_model", "vision_judge"),
     ),
 )

@@ -12,6 +12,7 @@ from math import inf
 from statistics import fmean, stdev
 from typing import Literal
 
+from headway.algorithm_traits import ADVANTAGE_TRAITS
 from headway.config import Config, GeneratingArgs, ReliabilityConfig, ResolvedConfig, RewardConfig
 from headway.config.derivation import compute_bound, count_slots
 from headway.errors import ConfigError
@@ -70,6 +71,8 @@ class RunSettings:
     """Redundant prompts in flight; the surplus is cancelled once a batch is full."""
     redundant_members: int = 0
     """Redundant members of a group; the surplus is cancelled once the group is full."""
+    has_greedy_member: bool = False
+    """One member of each group answers greedily."""
     with_reward: bool = _DEFAULTS.with_reward
     """Score a sample when it ends instead of when its group reaches the reward stage."""
     filter_zero_variance: bool = True
@@ -168,6 +171,7 @@ def make_run_settings(resolved: ResolvedConfig, *, held_out: int = 0) -> RunSett
         selection_order=config.selection_order,
         additional_groups=derived.additional_groups,
         redundant_members=derived.members_started - derived.group_size,
+        has_greedy_member=ADVANTAGE_TRAITS.get(config.adv_estimator).needs_greedy_member,
         with_reward=config.with_reward,
         filter_zero_variance=derived.filter_zero_variance,
         group_filters=_make_group_filters(config.rewards),

@@ -131,6 +131,7 @@ def agentic(**changes: Any) -> RewardBatch:
         "mask_N": torch.ones(14, dtype=torch.bool),
         "sequence_N": whole(0, 0, 0, 1, 1, 2, 3).repeat_interleave(2),
         "steps": steps,
+        "greedy_S": bits("0101"),
     }
     return RewardBatch(**{**usual, **changes})
 
@@ -298,7 +299,29 @@ def test_the_order_of_packing_changes_no_advantage(name: str) -> None:
     close(made(name, mixed, gamma=0.9), made(name, given, gamma=0.9)[order])
 
 
+def test_remax_compares_with_the_reward_of_the_greedy_answer() -> None:
+    given = batch(reward_S=reals(1.0, 0.0, 0.5, 2.0, 1.0, 0.0), greedy_S=bits("001010"))
+    expected = reals(0.5, -0.5, 0.0, 1.0, 0.0, -1.0)
+    close(made("remax", given, norm_mean_type="none", norm_std_type="none"), expected[given.sequence_N])
+
+
+def test_opo_weighs_the_baseline_by_length() -> None:
+    given = batch(reward_S=reals(1.0, 0.0, 0.0, 0.0, 0.0, 0.0))
+    lengths = torch.bincount(given.sequence_N[given.mask_N], minlength=6)[:3]
+    found = made("opo", given, norm_mean_type="none", norm_std_type="none")
+    assert found[given.mask_N][0] == pytest.approx(1 - lengths[0].item() / lengths.sum().item())
+
+
+def test_gpg_scales_by_the_share_of_samples_with_a_reward() -> None:
+    given = batch(reward_S=reals(1.0, 0.0, 0.5, 0.0, 0.0, 0.0))
+    found = made("gpg", given, norm_mean_type="none", norm_std_type="none")
+    expected = 3 * reals(0.5, -0.5, 0.0, 0.0, 0.0, 0.0)
+    close(found, torch.where(given.mask_N, expected[given.sequence_N], torch.zeros_like(found)))
+
+
 def test_an_estimator_says_what_it_was_not_given() -> None:
+    with pytest.raises(InvariantBroken, match="remax reads greedy_S"):
+        made("remax")
     with pytest.raises(InvariantBroken, match="gae reads value_N"):
         made("gae")
     with pytest.raises(InvariantBroken, match="step_reinforce reads steps"):

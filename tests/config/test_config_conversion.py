@@ -1,5 +1,6 @@
 """A converted configuration is one of our own and means the same."""
 
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -57,3 +58,17 @@ def test_comments_name_defaults_of_theirs_and_keys_that_fell_away(capsys: pytest
     assert "lambd: 1.0  # default of verl" in lines
     assert any(line.startswith("# actor_rollout_ref.model.use_shm: changes nothing here") for line in lines)
     assert any(line.startswith("pretrain: ") and "actor_rollout_ref.model.path" in line for line in lines)
+
+
+def test_names_with_dots_survive() -> None:
+    source = {
+        "reward_pretrain": "p",
+        "rewards": {"a.b": {"reward_fn": "math"}, "a.b.c": {"reward_fn": "reward_model"}},
+        "train_env_manager": {"tags": ["Lake.v0"], "group_size": 2},
+        "custom_envs": {"Lake.v0": {"env_type": "frozen_lake"}},
+        "rollout_batch_size": 4,
+    }
+    resolved = load_config(source)
+    assert resolved.config.rewards["a.b.c"].model_args.model_name_or_path == "p"
+    assert load_config(StringIO(write_own_shape(resolved))).config == resolved.config
+    assert load_config(resolved.given()).config == resolved.config

@@ -30,6 +30,10 @@ KEYS = {option.key for option in iterate_options(Config)}
         ("validation.temperature", "did you mean validation.generating_args.temperature?"),
         ("asnyc_generation_ratio", "did you mean async_generation_ratio?"),
         ("rollout.temprature", "did you mean actor_infer.generating_args.temperature?"),
+        ("trainer_args.max_steps", "did you mean max_steps?"),
+        ("entropy_coef", "did you mean entropy_loss_coef?"),
+        *((key, "lists every key") for key in ("batch_size", "global_batch_size", "chat_template", "gpus")),
+        *((key, "lists every key") for key in ("backend", "scheduler.type", "env.name", "reliability.timeout_s")),
         ("logger.name", "`headway config explain` lists every key"),
         ("completely_different", "`headway config explain` lists every key"),
     ],
@@ -102,7 +106,7 @@ def test_fields_of_trl_with_one_meaning_are_translated() -> None:
         ("pg_variant", "grpo", "(grpo is a value of adv_estimator; expected one of"),
         ("adv_estimator", "gspo", "(gspo is a value of pg_variant; expected one of"),
         ("pg_variant", "cipso", "(did you mean cispo?"),
-        ("pg_variant", "sapo", "(expected one of"),
+        ("pg_variant", "clip_cov", "(expected one of"),
     ],
 )
 def test_a_name_is_suggested_only_where_it_is_near(key: str, value: str, said: str) -> None:

@@ -89,7 +89,8 @@ VERL_DEFAULTS = [
     ("actor_train.data_args.too_long", "error", "drop"),
     ("actor_train.data_args.shuffle", True, True),
     ("validation.data_args.too_long", "error", "drop"),
-    ("rewards.default.reward_fn", "math", None),
+    ("rewards.default.reward_fn", "data_source", None),
+    ("whiten_advantages", True, False),
     (f"{TRAIN}.learning_rate", 1e-6, 1e-6),
     (f"{TRAIN}.weight_decay", 0.01, 0.0),
     (f"{TRAIN}.max_grad_norm", 1.0, 1.0),
@@ -262,8 +263,62 @@ def test_a_window_of_gerl_is_drawn_from_the_range_that_is_given() -> None:
         load_config(None, [*window, "actor_rollout_ref.rollout.sde_window_range=[5,6]"])
 
 
-@pytest.mark.parametrize(("file", "reward"), [("~/data/gsm8k/train.parquet", "math"), ("~/taco/train.parquet", "code")])
-def test_without_a_function_a_note_says_which_reward_was_chosen(file: str, reward: str) -> None:
-    resolved = load_config(None, ["actor_rollout_ref.model.path=m", f"data.train_files={file}"])
-    assert resolved.config.rewards["default"].reward_fn == reward
-    assert any(f"so {reward} judges every answer" in note for note in resolved.notes)
+def test_without_a_function_the_source_of_a_row_chooses_its_judge() -> None:
+    words = [
+        "actor_rollout_ref.model.path=m",
+        "data.train_files=f",
+        "reward_model.sandbox_fusion.url=http://h/run_code",
+    ]
+    resolved = load_config(None, [*words, "reward_model.sandbox_fusion.max_concurrent=7"])
+    reward = resolved.config.rewards["default"]
+    assert reward.reward_fn == "data_source"
+    assert reward.reward_args == {"sandbox_url": "http://h/run_code", "concurrency": 7}
+    assert any("programs run in http://h/run_code" in note for note in resolved.notes)
+    mine = load_config(None, [*words, "reward.custom_reward_function.path=r.py"])
+    assert mine.config.rewards["default"].reward_fn == "r.py:compute_score"
+    assert any("sandbox_fusion.url: changes nothing here" in note for note in mine.notes)
+
+
+@pytest.mark.parametrize(
+    ("name", "ours", "norms", "whitened"),
+    [
+        ("grpo", "grpo", ("group", "group"), False),
+        ("grpo_vectorized", "grpo", ("group", "group"), False),
+        ("reinforce_plus_plus", "reinforce", ("none", "none"), True),
+        ("reinforce_plus_plus_baseline", "grpo", ("group", "none"), True),
+        ("rloo_vectorized", "rloo", ("none", "none"), False),
+        ("gae", "gae", ("none", "none"), True),
+        ("remax", "remax", ("none", "none"), False),
+    ],
+)
+def test_an_estimator_of_verl_means_what_it_means_there(
+    name: str, ours: str, norms: tuple[str, str], whitened: bool
+) -> None:
+    words = ["actor_rollout_ref.model.path=m", "data.train_files=f", "actor_rollout_ref.rollout.n=4"]
+    resolved = load_config(None, [*words, f"algorithm.adv_estimator={name}"])
+    assert resolved.config.adv_estimator == ours
+    assert (resolved.derived.norm_mean_type, resolved.derived.norm_std_type) == norms
+    assert resolved.config.whiten_advantages is whitened
+    assert resolved.derived.group_size == (5 if name == "remax" else 4)
+
+
+@pytest.mark.parametrize(
+    ("loss", "ours"), [("geo_mean", "gmpo"), ("gpg", "vanilla"), ("sapo", "sapo"), ("dppo_tv", "dppo_tv")]
+)
+def test_a_loss_of_verl_has_its_counterpart(loss: str, ours: str) -> None:
+    actor = "actor_rollout_ref.actor"
+    words = ["actor_rollout_ref.model.path=m", "data.train_files=f", "algorithm.adv_estimator=grpo"]
+    words += [
+        f"{actor}.policy_loss.loss_mode={loss}",
+        f"{actor}.loss_agg_mode=token-mean",
+        "actor_rollout_ref.rollout.n=4",
+    ]
+    config = load_config(None, words).config
+    assert config.pg_variant == ours
+    assert config.loss_agg_mode == ("seq-mean-token-mean" if loss in ("geo_mean", "sapo") else "token-mean")
+
+
+def test_cispo_of_verl_has_the_clip_of_ppo() -> None:
+    words = ["actor_rollout_ref.model.path=m", "data.train_files=f", "actor_rollout_ref.actor.clip_ratio_high=10"]
+    config = load_config(None, [*words, "actor_rollout_ref.actor.policy_loss.loss_mode=cispo"]).config
+    assert (config.cispo_epsilon_low, config.cispo_epsilon_high) == (0.2, 10)

@@ -127,3 +127,29 @@ def test_group_filters_reject_by_mean_and_by_spread() -> None:
         {"rewards": {"math": {"query_filter_config": {"type": "std_filter", "filter_args": {"x": 1}}}}}
     )
     assert "std_filter does not read x" in problem and "expected std_threshold" in problem
+
+
+def test_single_steps_have_their_own_rewards_as_in_roll() -> None:
+    manager = "roll.pipeline.agentic.env_manager.step_env_manager.StepEnvManager"
+    source = {
+        "adv_estimator": "grpo",
+        "render_save_dir": "x",
+        "rollout_batch_size": 8,
+        "train_env_manager": {"tags": ["Lake"], "group_size": 4, "num_env_groups": 2},
+        "custom_envs": {"Lake": {"env_type": "frozen_lake", "env_manager_cls": manager}},
+    }
+    resolved = load_config(source)
+    assert (resolved.config.adv_estimator, resolved.config.step_reward_gamma) == ("step_reinforce", 0.0)
+    assert any("a step has its own reward" in note for note in resolved.notes)
+    lake = {"env_type": "frozen_lake", "sample": "turn"}
+    ours = {**source, "custom_envs": {"Lake": lake}}
+    del ours["render_save_dir"]
+    assert any("gives every turn the reward of its episode" in note for note in load_config(ours).notes)
+
+
+def test_names_with_dots_are_translated() -> None:
+    worker = "roll.pipeline.rlvr.rewards.llm_judge_reward_worker.LLMJudgeRewardWorker"
+    judge = {"worker_cls": worker, "judge_prompt": "p", "judge_model_type": "api"}
+    reward = load_config({"rewards": {"judge.v1": judge}}).config.rewards["judge.v1"]
+    assert reward.reward_fn == "llm_judge"
+    assert reward.reward_args == {"judge_prompt": "p", "judge_model_type": "api"}

@@ -84,7 +84,7 @@ def test_the_penalty_of_dapo_for_long_answers_is_a_reward_of_every_task() -> Non
     rewards = load_config(None, [*GRPO, *words, "data.max_response_length=256"]).config.rewards
     assert rewards["overlong"].tag_included == ("*",)
     assert rewards["overlong"].reward_args == {"buffer": 64, "penalty": 0.5, "longest": 256}
-    assert rewards["default"].reward_fn == "math"
+    assert rewards["default"].reward_fn == "data_source"
 
 
 def test_a_weight_on_recomputed_probabilities_is_decoupled_ppo() -> None:
@@ -121,9 +121,11 @@ def test_a_share_of_warm_up_is_counted_in_the_steps_of_the_run() -> None:
     [
         ("data.image_key=images", "vision"),
         ("actor_rollout_ref.model.path=Qwen/Qwen2.5-VL-7B-Instruct", "vision-language"),
-        ("actor_rollout_ref.rollout.multi_turn.enable=True", "multi-turn"),
+        ("actor_rollout_ref.rollout.agent.default_agent_loop=my_agent", "agent loop"),
+        ("actor_rollout_ref.rollout.multi_turn.tool_config_path=image_zoom_in_tool_config.yaml", "pictures"),
+        ("algorithm.adv_estimator=gdpo", "estimator"),
         ("algorithm.kl_ctrl.type=adaptive", "target"),
-        ("actor_rollout_ref.actor.policy_loss.loss_mode=geo_mean", "gspo"),
+        ("actor_rollout_ref.actor.policy_loss.loss_mode=clip_cov", "gspo"),
     ],
 )
 def test_what_is_not_offered_is_named_in_one_line(word: str, feature: str) -> None:
@@ -192,3 +194,52 @@ def test_an_engine_that_is_not_here_is_replaced_and_a_note_says_so() -> None:
     resolved = load_config(None, [*GRPO, "actor_rollout_ref.rollout.name=trtllm"])
     assert resolved.config.actor_infer.strategy_args.strategy_name == "native"
     assert any("trtllm is not in this build, native is used instead" in note for note in resolved.notes)
+
+
+TURNS = "actor_rollout_ref.rollout.multi_turn"
+
+
+def test_a_rollout_with_tools_is_an_environment(tmp_path: Path) -> None:
+    file = tmp_path / "tools.yaml"
+    file.write_text(
+        "tools:\n"
+        "  - class_name: verl.tools.search_tool.SearchTool\n"
+        "    config: {retrieval_service_url: 'http://h/retrieve', topk: 5, num_workers: 9}\n"
+        "    tool_schema: {type: function, function: {name: search}}\n"
+        "  - {class_name: recipe.retool.retool.CustomSandboxFusionTool, config: {default_timeout: 3}}\n"
+    )
+    words = [f"{TURNS}.enable=True", f"{TURNS}.tool_config_path={file}", f"{TURNS}.max_assistant_turns=3"]
+    resolved = load_config(None, [*GRPO, *words, "actor_rollout_ref.rollout.n=4", "data.train_batch_size=8"])
+    config = resolved.config
+    assert resolved.derived.pipeline == "agentic"
+    assert (config.rollout_batch_size, resolved.derived.groups_per_step, resolved.derived.group_size) == (32, 8, 4)
+    assert config.custom_envs["tools"].env_type == "tools"
+    options = config.custom_envs["tools"].env_config
+    search, python = options["tools"]
+    assert (search["name"], search["url"], search["most"]) == ("retrieval", "http://h/retrieve", 5)
+    assert python == {"name": "python", "timeout_s": 3}
+    assert (options["messages"], options["max_steps"], options["most_calls"], options["longest"]) == (
+        "prompt",
+        3,
+        1,
+        256,
+    )
+    assert config.rewards["default"].reward_fn == "data_source"
+
+
+def test_tools_of_files_that_come_with_verl_are_known_without_them() -> None:
+    words = ["--config-name=gsm8k_multiturn_grpo", f"{TURNS}.tool_config_path=/x/gsm8k_tool_config.yaml"]
+    resolved = load_config(None, [*GRPO, *words])
+    options = resolved.config.custom_envs["tools"].env_config
+    assert options["tools"][0]["name"] == "check_answer"
+    assert options["max_steps"] == 5
+    assert any("gsm8k_tool_config.yaml is not here" in note for note in resolved.notes)
+
+
+def test_a_tool_that_has_no_counterpart_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "tools.yaml"
+    file.write_text("tools:\n  - {class_name: mine.WeatherTool}\n")
+    with pytest.raises(ConfigErrors, match=r"mine\.WeatherTool of verl has no counterpart"):
+        load_config(None, [*GRPO, f"{TURNS}.tool_config_path={file}"])
+    with pytest.raises(ConfigErrors, match="no such file"):
+        load_config(None, [*GRPO, f"{TURNS}.tool_config_path=/x/weather.yaml"])

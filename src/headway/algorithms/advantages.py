@@ -30,6 +30,7 @@ from headway.algorithms.packed_sequences import RowLayout, count_by_sequence, me
 from headway.algorithms.returns import (
     NormType,
     compute_gae,
+    compute_group_statistics,
     compute_reward_to_go,
     leave_one_out,
     normalise_rewards,
@@ -77,6 +78,8 @@ class RewardBatch:
     """Values of the critic, for `gae`."""
     steps: TurnRewards | None = None
     """Turns, for `step_reinforce` and `gigpo`."""
+    greedy_S: Tensor | None = None
+    """Samples whose answers are greedy, for `remax`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,6 +182,33 @@ def rloo(inputs: EstimatorInputs) -> Tensor:
     return leave_one_out(total_S, inputs.keep_S, b.group_S, b.groups)[b.sequence_N]
 
 
+def remax(inputs: EstimatorInputs) -> Tensor:
+    """Return the reward-to-go less the reward of the group's greedy answer."""
+    b = inputs.batch
+    greedy_S = require_input(b.greedy_S, "greedy_S", "remax") & inputs.keep_S
+    baseline_G = compute_group_statistics(b.reward_S, greedy_S, b.group_S, b.groups).mean_G
+    return _discounted_rewards(inputs, 1.0) - baseline_G[b.group_S][b.sequence_N]
+
+
+def opo(inputs: EstimatorInputs) -> Tensor:
+    """Return the reward less the group's mean reward, in which long answers count more: the optimal baseline."""
+    b = inputs.batch
+    length_S = count_by_sequence(inputs.mask_N, b.sequence_N, b.reward_S.shape[0]) * inputs.keep_S
+    total_S = inputs.normalised_rewards() - sum_by_sequence(inputs.penalty_N, b.sequence_N, b.reward_S.shape[0])
+    sums_G = (sum_by_sequence(x, b.group_S, b.groups) for x in (total_S * length_S, length_S.double()))
+    weighted_G, length_G = sums_G
+    return (total_S - (weighted_G / length_G.clamp(min=1))[b.group_S])[b.sequence_N]
+
+
+def gpg(inputs: EstimatorInputs) -> Tensor:
+    """Return the reward less the group's mean, times the samples of the batch over those with a reward."""
+    b = inputs.batch
+    total_S = inputs.normalised_rewards() - sum_by_sequence(inputs.penalty_N, b.sequence_N, b.reward_S.shape[0])
+    scale = inputs.keep_S.sum() / ((total_S != 0) & inputs.keep_S).sum().clamp(min=1)
+    mean_G = compute_group_statistics(total_S, inputs.keep_S, b.group_S, b.groups).mean_G
+    return (scale * (total_S - mean_G[b.group_S]))[b.sequence_N]
+
+
 def gae(inputs: EstimatorInputs) -> Estimate:
     """Return generalised advantages and the returns that the critic should predict."""
     value_N = require_input(inputs.batch.value_N, "value_N", "gae").double()
@@ -230,7 +260,7 @@ def compute_step_returns(steps: TurnRewards, gamma: float) -> Tensor:
     return rows.to_packed(compute_reward_to_go(rows.to_rows(steps.reward_K.double()), gamma))
 
 
-for _function in (grpo, reinforce, rloo, gae, step_reinforce, gigpo):
+for _function in (grpo, reinforce, rloo, remax, opo, gpg, gae, step_reinforce, gigpo):
     ADVANTAGE_ESTIMATORS.register(_function.__name__, _function)
 # `reinforce_plus_plus` is `reinforce` whose norms the configuration sets to batch.
 ADVANTAGE_ESTIMATORS.register("reinforce_plus_plus", reinforce)

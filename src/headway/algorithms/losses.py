@@ -10,7 +10,7 @@ off-policy data, does it need a proximal policy?) are `algorithm_traits.LossTrai
 r = exp(ℓ − ℓ_b) is the ratio to the behaviour policy, with its logarithm clamped to ±20 (`packed_sequences.py`).
 Passing ℓ, recomputed with the current weights, as ℓ_b makes r ≡ 1 and turns the off-policy correction off.
 
-Guarantees: finite for finite input. All built-in losses but `gspo` work on a part of a sequence too.
+Guarantees: finite for finite input. All built-in losses but `gspo` and `gmpo` work on a part of a sequence too.
 Legend: N packed actions; ℓ is `logp_N`, ℓ_b `behaviour_N`, ℓ_p `proximal_N`, A `advantage_N`.
 """
 
@@ -21,9 +21,16 @@ import torch
 from torch import Tensor
 
 from headway.algorithms.actions import Actions, require_input
-from headway.algorithms.packed_sequences import importance_ratio, importance_ratio_at
+from headway.algorithms.packed_sequences import (
+    clamp_log_ratio,
+    importance_ratio,
+    importance_ratio_at,
+    mean_by_sequence,
+)
 from headway.registry import POLICY_LOSSES
 from headway.user_code import raise_plugin_error
+
+_TINY = 1e-8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,10 +38,11 @@ class LossSettings:
     """Numbers that the built-in losses read; each names the loss that reads it."""
 
     clip_low: float = 0.2
-    """`ppo`, `decoupled_ppo`, `gspo`: the ratio is clipped to [1 − clip_low, 1 + clip_high]."""
+    """`ppo`, `decoupled_ppo`, `gspo`: the ratio is clipped to [1 − clip_low, 1 + clip_high]; `gmpo`: its logarithm to
+    [−clip_low, clip_high]; `dppo_tv`, `dppo_kl`: actions whose divergence is larger are left out."""
     clip_high: float = 0.2
     dual_clip: float | None = None
-    """`ppo`, `decoupled_ppo`: the constant c of the dual clip; None turns it off."""
+    """`ppo`, `decoupled_ppo`: the constant c of the dual clip; `dppo_…`: the largest ratio. None turns it off."""
     decoupled_weight_cap: float = 5.0
     """`decoupled_ppo`: the largest weight exp(ℓ_p − ℓ_b)."""
     tis_lower: float = 0.0
@@ -51,6 +59,10 @@ class LossSettings:
     """`topr`: weight of all other samples."""
     kimi15_tau: float = 0.1
     """`kimi15`: coefficient τ of the squared log-ratio."""
+    sapo_tau_positive: float = 1.0
+    """`sapo`: how steep the gate is where A > 0."""
+    sapo_tau_negative: float = 1.05
+    """`sapo`: how steep the gate is elsewhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -155,5 +167,46 @@ def gspo(actions: Actions, settings: LossSettings) -> ActionLoss:
     return _clipped_surrogate(ratio_N, x.advantage_N, settings, None)
 
 
-for _function in (ppo, decoupled_ppo, vanilla, tis, cispo, topr, kimi15, gspo):
+def gmpo(actions: Actions, settings: LossSettings) -> ActionLoss:
+    """Return −A·exp(mean over masked actions of the clipped ℓ − ℓ_b): geometric means, clipped by action."""
+    x = actions
+    log_N = clamp_log_ratio(x.logp_N - x.behaviour_N.detach())
+    clipped_N = log_N.clamp(-settings.clip_low, settings.clip_high)
+    low_N = torch.where(x.advantage_N > 0, torch.minimum(log_N, clipped_N), torch.maximum(log_N, clipped_N))
+    ratio_N = mean_by_sequence(low_N, x.mask_N, x.sequence_N, x.sequences).exp()[x.sequence_N]
+    return ActionLoss(loss_N=-x.advantage_N * ratio_N, clipped_N=low_N != log_N)
+
+
+def sapo(actions: Actions, settings: LossSettings) -> ActionLoss:
+    """Return −(4/τ)·sigmoid(τ·(r − 1))·A, a gate that closes smoothly as r leaves 1."""
+    x, positive = actions, torch.full_like(actions.advantage_N, settings.sapo_tau_positive)
+    tau_N = torch.where(x.advantage_N > 0, positive, torch.full_like(positive, settings.sapo_tau_negative))
+    gate_N = torch.sigmoid(tau_N * (importance_ratio(x.logp_N, x.behaviour_N) - 1)) * 4 / tau_N
+    return _unclipped(-gate_N * x.advantage_N)
+
+
+def dppo_tv(actions: Actions, settings: LossSettings) -> ActionLoss:
+    """Return −min(r, c)·A·ℓ where π − π_b has not moved too far in the direction of A; the weight is a constant."""
+    moved_N = actions.logp_N.detach().exp() - actions.behaviour_N.exp()
+    return _drop_divergent(actions, settings, moved_N > settings.clip_high, moved_N < -settings.clip_low)
+
+
+def dppo_kl(actions: Actions, settings: LossSettings) -> ActionLoss:
+    """Return the same, with the KL between drawing the action or another one as the distance."""
+    now_N, then_N = actions.logp_N.detach().exp(), actions.behaviour_N.exp()
+    other_N = (((1 - then_N).clamp(min=0) + _TINY) / ((1 - now_N).clamp(min=0) + _TINY)).log()
+    kl_N = then_N * (actions.behaviour_N - actions.logp_N.detach()) + (1 - then_N) * other_N
+    above_N, below_N = (now_N > then_N) & (kl_N > settings.clip_high), (now_N < then_N) & (kl_N > settings.clip_low)
+    return _drop_divergent(actions, settings, above_N, below_N)
+
+
+def _drop_divergent(actions: Actions, settings: LossSettings, above_N: Tensor, below_N: Tensor) -> ActionLoss:
+    dropped_N = torch.where(actions.advantage_N > 0, above_N, below_N)
+    ratio_N = importance_ratio(actions.logp_N, actions.behaviour_N).detach()
+    weight_N = ratio_N if settings.dual_clip is None else ratio_N.clamp(max=settings.dual_clip)
+    loss_N = -weight_N.masked_fill(dropped_N, 0.0) * actions.advantage_N * actions.logp_N
+    return ActionLoss(loss_N=loss_N, clipped_N=dropped_N | (weight_N != ratio_N))
+
+
+for _function in (ppo, decoupled_ppo, vanilla, tis, cispo, topr, kimi15, gspo, gmpo, sapo, dppo_tv, dppo_kl):
     POLICY_LOSSES.register(_function.__name__, _function)

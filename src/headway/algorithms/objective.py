@@ -230,6 +230,8 @@ def make_objective(resolved: ResolvedConfig) -> PolicyObjective:
         topr_positive_weight=config.topr_positive_weight,
         topr_negative_weight=config.topr_negative_weight,
         kimi15_tau=config.kimi15_tau,
+        sapo_tau_positive=config.sapo_tau_positive,
+        sapo_tau_negative=config.sapo_tau_negative,
     )
     return PolicyObjective(
         pg_variant=config.pg_variant,

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from headway.algorithm_traits import is_greedy_member
 from headway.types import Sample, SampleGroup
 
 _DIFFICULTY = "difficulty"
@@ -30,7 +31,9 @@ class SampleSelection:
     def select(self, groups: Sequence[SampleGroup]) -> list[bool]:
         """Return for every sample with actions whether it is trained."""
         return [
-            self._has_fitting_score(group) and not (self.mask_truncated and sample.episode.cut_off)
+            self._has_fitting_score(group)
+            and not (self.mask_truncated and sample.episode.cut_off)
+            and not is_greedy_member(sample.sample_id)
             for group in groups
             for sample in group.samples
             if sample.actions

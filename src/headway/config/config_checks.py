@@ -48,6 +48,11 @@ def _note_idle_options(draft: ConfigDraft, derived: DerivedConfig) -> None:
     if config.dual_clip_loss and not LOSS_TRAITS.get(config.pg_variant).reads_dual_clip:
         readers = " and ".join(name for name in LOSS_TRAITS.names() if LOSS_TRAITS.get(name).reads_dual_clip)
         draft.notes.append(f"dual_clip_loss: changes nothing with pg_variant: {config.pg_variant}; {readers} read it")
+    if "turn" in config.list_sample_kinds() and not ADVANTAGE_TRAITS.get(config.adv_estimator).reads_turns:
+        draft.notes.append(
+            f"adv_estimator: {config.adv_estimator} gives every turn the reward of its episode; gigpo and "
+            "step_reinforce compare turns"
+        )
     if draft.given(key) and not derived.needs_critic:
         draft.notes.append(f"{key}: changes nothing with adv_estimator: {config.adv_estimator}, which has no critic")
     elif draft.given(key) and set(derived.devices["critic"]) & set(derived.devices["actor_train"]):
@@ -140,7 +145,11 @@ def _check_groups(draft: ConfigDraft, derived: DerivedConfig) -> None:
     config = draft.config
     answers = config.actor_infer.generating_args.num_return_sequences
     single = derived.pipeline == "agentic" and answers == 1
-    if answers is not None and answers != derived.group_size and not single:
+    greedy = int(ADVANTAGE_TRAITS.get(config.adv_estimator).needs_greedy_member)
+    if greedy and derived.members_started > derived.group_size:
+        problem = f"but adv_estimator {config.adv_estimator} waits for the greedy answer of every group"
+        draft.refuse("num_return_sequences_redundancy", problem, "0")
+    if answers is not None and answers not in (derived.group_size, derived.group_size - greedy) and not single:
         key = "actor_infer.generating_args.num_return_sequences"
         draft.refuse(key, f"but the group size is {derived.group_size}", f"leave it out, or {derived.group_size}")
     seats = config.actor_infer.strategy_args.strategy_config.max_num_seqs

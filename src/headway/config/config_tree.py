@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from typing import Any, TypeVar
 
 from headway.config.dialect_tables import TRL_NAMES, TRL_NAMES_WITHOUT_PLACE
-from headway.config.document import ConfigEntries, ConfigEntry, KeyPath, join_key, nest_values
+from headway.config.document import ConfigEntries, ConfigEntry, KeyPath, find_near_name, join_key, nest_values
 from headway.config.field_types import FieldShape, get_fields, iterate_options
 from headway.config.schema import Config
 from headway.config.yaml_source import WrittenFloat, WrittenInt, to_plain_numbers
@@ -23,10 +23,9 @@ TreeNode = ConfigEntry | dict[str, Any]
 """One value, or a section of named nodes."""
 
 _BAD = object()
-NEAR = 0.8
-"""How alike two names are of which one may be a mistake for the other."""
 _MOST_DEVICES = 1_000_000
 _SAMPLING = "actor_infer.generating_args."
+_ROLES = ("actor_train", "actor_infer", "reference", "critic", "validation")
 _RANGE_TEXT = re.compile(r"(?:list\s*\(\s*)?range\s*\(\s*([0-9,\s]*)\)\s*\)?")
 
 
@@ -185,12 +184,10 @@ def suggest_key(path: KeyPath, block: type, node: TreeNode) -> str:
         leaf = (*leaf, name)
     if similar := _find_key_with_same_ending(leaf):
         return f"did you mean {similar}?"
-    if close := get_close_matches(path[-1], names, 1, NEAR):
-        return f"did you mean {join_key((*path[:-1], close[0]))}?"
+    if close := find_near_name(path[-1], names):
+        return f"did you mean {join_key((*path[:-1], close))}?"
     endings = {option.key.rpartition(".")[2] for option in iterate_options(Config)}
-    if (close := get_close_matches(leaf[-1], endings, 1, NEAR)) and (
-        similar := _find_key_with_same_ending((*leaf[:-1], close[0]))
-    ):
+    if (close := find_near_name(leaf[-1], endings)) and (similar := _find_key_with_same_ending((*leaf[:-1], close))):
         return f"did you mean {similar}?"
     return f"known here: {', '.join(names)}" if len(names) <= 12 else "`headway config explain` lists every key"
 
@@ -198,22 +195,30 @@ def suggest_key(path: KeyPath, block: type, node: TreeNode) -> str:
 def _find_key_with_same_ending(path: KeyPath) -> str | None:
     """Return the known key with the same last part.
 
-    A key below the same role is preferred, then one that differs in the role alone, then one of actor_infer's sampling.
-    Below a section that is not ours, parts that many sections have, such as `name`, lead nowhere.
+    A key below a section of ours leads to keys below the same section, and a key below roles to those of other roles.
+    Any other key leads to one at the top or below a role, unless its last part is one that many sections have.
     """
     found = [option.key for option in iterate_options(Config) if option.key.rpartition(".")[2] == path[-1]]
-    if len(path) > 1 and path[0] not in get_fields(Config) and path[-1] in _COMMON_ENDINGS:
+    roots = _ROLES if path[0] in _ROLES else (path[0],) if path[0] in get_fields(Config) else (*_ROLES, "rewards")
+    own = len(path) > 1 and path[0] in get_fields(Config)
+    found = [key for key in found if key.split(".")[0] in roots or ("." not in key and not own)]
+    if not own and path[-1] in _COMMON_ENDINGS:
         return None
     below_role = "." + join_key(path[1:])
     return max(
         found,
-        key=lambda key: (key.startswith(f"{path[0]}."), key.endswith(below_role), key.startswith(_SAMPLING)),
+        key=lambda key: (
+            key.startswith(f"{path[0]}."),
+            "." not in key,
+            key.endswith(below_role),
+            key.startswith(_SAMPLING),
+        ),
         default=None,
     )
 
 
 _COMMON_ENDINGS = frozenset(
-    {"name", "path", "enabled", "kind", "args", "address", "url", "seed", "directory", "mean", "std"}
+    {"name", "path", "enabled", "kind", "args", "address", "url", "seed", "directory", "mean", "std", "type", "weight"}
 )
 
 

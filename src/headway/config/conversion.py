@@ -5,9 +5,9 @@ import re
 from typing import Any
 
 from headway.config.document import KeyPath, nest_values
-from headway.config.resolved_config import ResolvedConfig
+from headway.config.resolved_config import ResolvedConfig, split_key
 
-_PLAIN = re.compile(r"[A-Za-z0-9_][\w.-]*")
+_PLAIN = re.compile(r"[A-Za-z_][\w.-]*")
 
 
 def write_own_shape(resolved: ResolvedConfig) -> str:
@@ -16,7 +16,7 @@ def write_own_shape(resolved: ResolvedConfig) -> str:
     A comment behind a value says which default of another project it is, or which key it is translated from. Comments
     at the top are the notes, which name every key that fell away.
     """
-    values = {tuple(key.split(".")): value for key, value in resolved.given().items()}
+    values = {tuple(split_key(resolved.config, key)): value for key, value in resolved.list_given().items()}
     lines = [f"# {' '.join(note.split())}" for note in resolved.notes]
     _write_section(nest_values(values), (), values, resolved, lines)
     return "\n".join(lines) + "\n"

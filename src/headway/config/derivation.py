@@ -148,21 +148,30 @@ def _derive_groups(draft: ConfigDraft) -> GroupSizes:
         answers = config.actor_infer.generating_args.num_return_sequences
         if answers is not None and not draft.given(key):
             draft.derive(key, answers, _ANSWERS)
-        size = draft.config.num_return_sequences_in_group
+        size = draft.config.num_return_sequences_in_group + _count_greedy_members(draft)
         started = size + config.num_return_sequences_redundancy
         return GroupSizes(per_step=config.rollout_batch_size, size=size, members_started=started, additional=additional)
-    size = manager.group_size
+    size = manager.group_size + _count_greedy_members(draft)
     if not draft.given(key):
-        draft.derive(key, size, "train_env_manager.group_size")
-    elif config.num_return_sequences_in_group != size:
-        draft.refuse(key, f"but train_env_manager.group_size = {size}", "keep one of them")
-    per_step, rest = divmod(config.rollout_batch_size, size)
+        draft.derive(key, manager.group_size, "train_env_manager.group_size")
+    elif config.num_return_sequences_in_group != manager.group_size:
+        draft.refuse(key, f"but train_env_manager.group_size = {manager.group_size}", "keep one of them")
+    per_step, rest = divmod(config.rollout_batch_size, manager.group_size)
     if rest:
         fewer = "fewer than one group" if per_step == 0 else "not whole groups"
-        problem = f"trajectories are {fewer}: {config.rollout_batch_size} / group_size {size} leaves {rest}"
-        draft.refuse("rollout_batch_size", problem, f"expected a multiple of {size}")
+        batch = f"{config.rollout_batch_size} / group_size {manager.group_size}"
+        draft.refuse(
+            "rollout_batch_size",
+            f"trajectories are {fewer}: {batch} leaves {rest}",
+            f"expected a multiple of {manager.group_size}",
+        )
     started = size + max(manager.group_size_redundancy, config.num_return_sequences_redundancy)
     return GroupSizes(per_step=max(1, per_step), size=size, members_started=started, additional=additional)
+
+
+def _count_greedy_members(draft: ConfigDraft) -> int:
+    """Return 1 where the estimator compares with a greedy answer, which is a further member of every group."""
+    return int(ADVANTAGE_TRAITS.get(draft.config.adv_estimator).needs_greedy_member)
 
 
 def _derive_additional(draft: ConfigDraft) -> int:

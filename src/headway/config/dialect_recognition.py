@@ -6,12 +6,11 @@ theirs are refused as mistakes all the same. A file of our own gets none of this
 """
 
 import re
-from collections.abc import Iterable
-from difflib import get_close_matches
+from functools import cache
 from typing import Any
 
 from headway.config.dialect_tables import DIALECT_DEFAULTS, FOREIGN_KEYS, KEY_RULES, ROLL_MARKS
-from headway.config.document import DOTTED_ROOTS, ConfigEntries, ConfigEntry, KeyPath, join_key
+from headway.config.document import DOTTED_ROOTS, ConfigEntries, ConfigEntry, KeyPath, find_near_name, join_key
 from headway.config.field_types import get_fields, iterate_options
 from headway.config.schema import Config
 from headway.errors import ConfigError
@@ -33,7 +32,6 @@ _OTHER_PIPELINES = {
     "reward_train": "training of a reward model",
 }
 _VISION_MODEL = re.compile(r"(?i)(?:^|[-_/.])(?:vl|omni|llava|internvl|glm-?4\.?1v|glm-?4v)(?:$|[-_/.\d])")
-_NEAR = 0.8
 
 
 def recognize_dialect(entries: ConfigEntries) -> str | None:
@@ -142,11 +140,16 @@ def _is_known(path: KeyPath, block: type = Config) -> bool:
 
 
 def _is_far_from_known(path: KeyPath) -> bool:
-    return not get_close_matches(path[-1], _list_last_segments(path[0]), 1, _NEAR)
+    """Return whether no known key differs from it in one segment alone that may be misspelt."""
+    for known in _list_known_paths():
+        if len(known) == len(path):
+            others = [(one, other) for one, other in zip(path, known, strict=True) if one != other and other != "*"]
+            if len(others) == 1 and find_near_name(others[0][0], [others[0][1]]) is not None:
+                return False
+    return True
 
 
-def _list_last_segments(root: str) -> Iterable[str]:
-    """Return the last segments of all keys below a root; of the keys at the top, if there is no such root."""
-    keys = [*(option.key for option in iterate_options(Config)), *KEY_RULES, *FOREIGN_KEYS]
-    below = [key for key in keys if key.split(".")[0] in (root, "*")] or [key for key in keys if "." not in key]
-    return {key.rpartition(".")[2] for key in below} | {key for key in keys if "." not in key}
+@cache
+def _list_known_paths() -> list[KeyPath]:
+    keys = [*(option.key.replace("<name>", "*") for option in iterate_options(Config)), *KEY_RULES, *FOREIGN_KEYS]
+    return [tuple(key.split(".")) for key in dict.fromkeys(keys)]

@@ -7,6 +7,7 @@
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from difflib import SequenceMatcher, get_close_matches
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -21,6 +22,8 @@ Source = str | Path | TextIO | Mapping[str, Any] | None
 DOTTED_ROOTS = frozenset({"actor_rollout_ref", "trainer", "data", "algorithm"})
 """First segments below which keys of a YAML file may be dotted at any depth; other keys only at the top."""
 
+_NEAR, _NEAR_WORD = 0.8, 0.7
+"""How alike two names, and their words, are of which one may be a mistake for the other."""
 _WHOLE_REFERENCE = re.compile(r"\s*\$\{.*\}\s*", re.DOTALL)
 
 
@@ -61,6 +64,19 @@ def nest_values(values: Mapping[KeyPath, Any]) -> dict[str, Any]:
             spot = spot.setdefault(segment, {})
         spot[path[-1]] = value
     return tree
+
+
+def find_near_name(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that `name` may be a mistake for: alike as a whole, and in each of its words.
+
+    Where one has more words than the other, the first words are compared.
+    """
+    for one in get_close_matches(name, [*known], 3, _NEAR):
+        words, others = name.split("_"), one.split("_")
+        pairs = [*zip(words, others, strict=False)][: None if len(words) == len(others) else 1]
+        if all(SequenceMatcher(None, *pair).ratio() >= _NEAR_WORD for pair in pairs):
+            return one
+    return None
 
 
 def is_reference(value: Any) -> bool:

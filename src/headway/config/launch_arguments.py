@@ -24,7 +24,8 @@ _OPTIONS = {
     "-cn": "name",
 }
 _PROGRAM = re.compile(r"(?:[^=]*/)?(?:python[\d.]*|torchrun|[^=]*\.py)")
-_OWN_FILE = re.compile(r"\w*(?:ppo|grpo)\w*trainer(?:\.ya?ml)?")
+_GROUP = re.compile(r"[+]*[\w/]+@[\w.]+=\S*")
+_OWN_FILE = re.compile(r"\w*(?:(?:ppo|grpo)\w*trainer|multiturn\w*grpo\w*)(?:\.ya?ml)?")
 _OTHER_MODULES = {
     "sft": "supervised fine-tuning",
     "vla": "vision-language-action models",
@@ -44,6 +45,8 @@ class LaunchArguments:
     module: str = ""
     path: str = ""
     name: str = ""
+    groups: tuple[str, ...] = ()
+    """Words that choose among files of the project, such as `actor@actor_rollout_ref.actor=megatron_actor`."""
 
     @property
     def is_fully_async(self) -> bool:
@@ -55,13 +58,12 @@ class LaunchArguments:
         for part, pipeline in _OTHER_MODULES.items():
             if part in re.split(r"[./]", self.module) or f"{part}_trainer" in self.module:
                 return ConfigError(f"{self.module}: this starts {pipeline}, which Headway does not offer")
-        if "multiturn" in self.name and self._find_file() is None:
-            problem = f"--config-name={self.name}: multi-turn rollout with tools of verl, which Headway does not offer"
-            return ConfigError(problem, hint="environments below custom_envs have turns and tools")
         return None
 
     def choose_source(self, source: Source, notes: list[str], problems: list[ConfigError]) -> Source:
         """Return the file that the command line names, or `source` if it names none that is there."""
+        if self.groups:
+            notes.append(f"{', '.join(self.groups)}: changes nothing here; the trainer of Headway is used")
         if not self.name:
             return source
         if (file := self._find_file()) is not None and source is None:
@@ -97,7 +99,7 @@ def split_launch_arguments(
     """Return the overrides without the words that start a trainer, and what those words say."""
     if isinstance(overrides, Mapping | str):
         return overrides, LaunchArguments()
-    words, rest = list(overrides), list[str]()
+    words, rest, groups = list(overrides), list[str](), list[str]()
     if not any(map(begins_launch, words)):
         return words, LaunchArguments()
     found, wanted = {"module": "", "path": "", "name": ""}, ""
@@ -114,6 +116,8 @@ def split_launch_arguments(
             wanted = "module"
         elif word.endswith(".py") and "=" not in word:
             found["module"], started = word, True
+        elif _GROUP.fullmatch(word):
+            groups.append(word)
         elif started or ("=" in word and not word.startswith("-")):
             rest.append(word)
-    return rest, LaunchArguments(**found)
+    return rest, LaunchArguments(**found, groups=tuple(groups))

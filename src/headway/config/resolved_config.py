@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from typing import Any, Literal
 
+from headway.config.document import nest_values
 from headway.config.schema import Config
 from headway.errors import ConfigError
 
@@ -103,6 +104,25 @@ class ResolvedConfig:
 
         A derived `hybrid_engine` is left out, because a given `false` would separate devices that are shared.
         """
+        return self._fold_names(self._list_changed())
+
+    def given(self) -> dict[str, Any]:
+        """Return the same without derived leaves, so that they are derived anew when it is loaded with other overrides.
+
+        Leaves that were translated from a key of another framework count as given.
+        """
+        return self._fold_names(self.list_given())
+
+    def list_given(self) -> dict[str, Any]:
+        """Return the same by the dotted key of each leaf; `split_key` splits it where names have dots themselves."""
+        derived = {
+            key
+            for key, origin in self.provenance.items()
+            if origin.startswith("derived: ") and not origin.startswith("derived: translated from ")
+        }
+        return {key: value for key, value in self._list_changed().items() if key not in derived}
+
+    def _list_changed(self) -> dict[str, Any]:
         usual = dict(list_leaves(Config()))
         return {
             key: to_plain_value(value)
@@ -111,17 +131,15 @@ class ResolvedConfig:
             and not (key == "hybrid_engine" and origin.startswith("derived: "))
         }
 
-    def given(self) -> dict[str, Any]:
-        """Return the same without derived leaves, so that they are derived anew when it is loaded with other overrides.
-
-        Leaves that were translated from a key of another framework count as given.
-        """
-        derived = {
-            key
-            for key, origin in self.provenance.items()
-            if origin.startswith("derived: ") and not origin.startswith("derived: translated from ")
-        }
-        return {key: value for key, value in self.changed().items() if key not in derived}
+    def _fold_names(self, flat: dict[str, Any]) -> dict[str, Any]:
+        """Return sections with dots in their names as one value each, since a dotted key could not be read again."""
+        for root in ("rewards", "custom_envs"):
+            if any("." in name for name in getattr(self.config, root)):
+                below = {key: value for key, value in flat.items() if key.startswith(f"{root}.")}
+                flat = {key: value for key, value in flat.items() if key not in below}
+                parts = {tuple(split_key(self.config, key)[1:]): value for key, value in below.items()}
+                flat[root] = nest_values(parts)
+        return flat
 
 
 def list_leaves(block: Any, prefix: str = "") -> list[tuple[str, Any]]:
@@ -167,7 +185,7 @@ class ConfigDraft:
 
     def derive(self, key: str, value: Any, reason: str) -> None:
         """Set a leaf that the user did not give."""
-        self.config = replace_at_key(self.config, key.split("."), value)
+        self.config = replace_at_key(self.config, split_key(self.config, key), value)
         self.provenance[key] = f"derived: {reason}"
 
     def refuse(self, key: str, problem: str, hint: str = "") -> None:
@@ -175,9 +193,22 @@ class ConfigDraft:
         self.problems.append(ConfigError(problem, key=key, value=get_at_key(self.config, key), hint=hint))
 
 
+def split_key(block: Any, key: str) -> list[str]:
+    """Return the parts of a dotted key; a name that the user chose for a section may have dots itself."""
+    parts: list[str] = []
+    while key:
+        names = block if isinstance(block, Mapping) else ()
+        fitting = [name for name in names if f"{key}.".startswith(f"{name}.")]
+        name = max(fitting, key=len, default=key.partition(".")[0])
+        parts.append(name)
+        block = block[name] if isinstance(block, Mapping) and fitting else getattr(block, name, None)
+        key = key[len(name) + 1 :]
+    return parts
+
+
 def get_at_key(block: Any, key: str) -> Any:
     """Return the value at a dotted key."""
-    for name in key.split("."):
+    for name in split_key(block, key):
         block = block[name] if isinstance(block, Mapping) else getattr(block, name)
     return block
 

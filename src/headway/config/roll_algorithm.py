@@ -27,6 +27,7 @@ def translate_roll_algorithm(entries: ConfigEntries, notes: list[str], problems:
     if given.take("importance_sampling") == "seq":
         given.give("pg_variant", "gspo", "importance_sampling: seq")
     _choose_normalization(given)
+    _translate_steps(given)
     _translate_shared_devices(given)
     _replace_half_precision(given)
     return given.entries
@@ -99,6 +100,19 @@ def _choose_normalization(given: ForeignEntries) -> None:
     if given.get("reward_normalization.method") is None:
         for key in ("norm_mean_type", "norm_std_type"):
             given.give_default(key, "none", _NAME)
+
+
+def _translate_steps(given: ForeignEntries) -> None:
+    """Give single steps their own rewards, as ROLL does: step_reinforce that discounts all later ones away."""
+    tags, estimator = given.get("train_env_manager.tags"), given.get("adv_estimator")
+    steps = isinstance(tags, list) and tags and all(given.get(f"custom_envs.{tag}.sample") == "turn" for tag in tags)
+    if not steps or estimator not in ("grpo", "reinforce"):
+        return
+    source = f"adv_estimator: {estimator} of single steps"
+    given.take("adv_estimator"), given.take("step_reward_gamma")
+    given.give("adv_estimator", "step_reinforce", source)
+    given.give("step_reward_gamma", 0.0, source)
+    given.notes.append(f"{source} is step_reinforce with step_reward_gamma 0: a step has its own reward, as in {_NAME}")
 
 
 def _translate_shared_devices(given: ForeignEntries) -> None:

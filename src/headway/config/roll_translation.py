@@ -122,7 +122,7 @@ def _translate_templates(given: ForeignEntries, key: str, manager: Any) -> None:
 
 def _take_tools(given: ForeignEntries, key: str) -> dict[str, Any]:
     """Return the tools of an environment as one value: what a call earns, how many there are, and which."""
-    parts = tuple(key.split("."))
+    parts = given.split(key)
     found: dict[str, Any] = {}
     for path in [path for path in given.entries if path[: len(parts)] == parts]:
         name = path[-1] if path[len(parts) : -1] == ("wrapper_args",) else join_key(path[len(parts) :])

@@ -191,9 +191,9 @@ class Config:
     pg_clip: Positive = 0.2
     """ε of the clipped losses, both sides."""
     pg_clip_low: Positive | None = None
-    """ε below 1. null: `pg_clip` (gspo: 3e-4)."""
+    """ε below 1. null: `pg_clip` (gspo: 3e-4, gmpo: 0.4, dppo_tv: 0.15, dppo_kl: 0.05)."""
     pg_clip_high: Positive | None = None
-    """ε above 1. null: `pg_clip` (gspo: 4e-4)."""
+    """ε above 1. null: `pg_clip` (gspo: 4e-4, gmpo: 0.4, dppo_tv: 0.15, dppo_kl: 0.05)."""
     dual_clip_loss: bool = False
     """Bound the loss of negative advantages too."""
     dual_clip_c: Factor = 3.0
@@ -216,6 +216,10 @@ class Config:
     """topr: weight of the others."""
     kimi15_tau: Real = 0.1
     """kimi15: τ of the squared log-ratio."""
+    sapo_tau_positive: Positive = 1.0
+    """sapo: how steep the gate is for positive advantages."""
+    sapo_tau_negative: Positive = 1.05
+    """sapo: how steep it is for the others."""
     loss_agg_mode: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"] = (
         "token-mean"
     )

@@ -19,7 +19,7 @@ from headway.config.dialect_tables import (
     ForeignKey,
     KeyRule,
 )
-from headway.config.document import DOTTED_ROOTS, ConfigEntries, ConfigEntry, KeyPath, join_key
+from headway.config.document import DOTTED_ROOTS, ConfigEntries, ConfigEntry, KeyPath, find_near_name, join_key
 from headway.errors import ConfigError
 
 _MAPPING_KEYS = frozenset(
@@ -101,7 +101,7 @@ def set_foreign_keys_aside(entries: ConfigEntries, notes: list[str], problems: l
 class _Claim:
     """A value for one of our keys that a foreign key sets."""
 
-    target: str
+    target: str | KeyPath
     value: Any
     source: str
     origin: str
@@ -163,19 +163,19 @@ def _rewrite_value(path: KeyPath, entry: ConfigEntry) -> ConfigEntry:
 def _apply_rule(rule: KeyRule, path: KeyPath, entry: ConfigEntry, problems: list[ConfigError]) -> list[_Claim]:
     if entry.value is None:
         return []
-    target = rule.target
+    target, place = rule.target, tuple(rule.target.split("."))
     if target.startswith("*."):
         rest = len(_generalize_path(path)) - 1
-        target = join_key((*path[: len(path) - rest], *target.split(".")[1:]))
+        place = (*path[: len(path) - rest], *target.split(".")[1:])
     elif target.startswith("rewards.*."):
-        target = target.replace("*", path[1], 1)
+        place = ("rewards", path[1], *target.split(".")[2:])
     try:
         value = rule.rewrite(entry.value)
     except ValueError as error:
         problem = f"has no counterpart here [{entry.origin}]"
         problems.append(ConfigError(problem, key=join_key(path), value=entry.value, hint=f"expected {error}"))
         return []
-    return [] if value is UNSET else [_Claim(target, value, join_key(path), entry.origin)]
+    return [] if value is UNSET else [_Claim(place, value, join_key(path), entry.origin)]
 
 
 def _translate_asynchrony(given: dict[str, ConfigEntry], notes: list[str], problems: list[ConfigError]) -> list[_Claim]:
@@ -277,7 +277,7 @@ def _make_problem(key: str, entry: ConfigEntry, expected: str) -> ConfigError:
 def _settle_claims(entries: ConfigEntries, claims: list[_Claim], problems: list[ConfigError]) -> None:
     """Put claims into `entries`. Two different values for one key are a problem."""
     for claim in sorted(claims, key=lambda claim: claim.implied):
-        path = tuple(claim.target.split("."))
+        path = tuple(claim.target.split(".")) if isinstance(claim.target, str) else claim.target
         present = entries.get(path)
         if present is None:
             entries[path] = ConfigEntry(claim.value, claim.where)
@@ -285,7 +285,7 @@ def _settle_claims(entries: ConfigEntries, claims: list[_Claim], problems: list[
             problems.append(
                 ConfigError(
                     f"given as {present.value!r} ({present.origin}) and as {claim.value!r} ({claim.where})",
-                    key=claim.target,
+                    key=join_key(path),
                     value=present.value,
                     hint="keep one of them",
                 )
@@ -311,8 +311,8 @@ def suggest_dialect_key(path: KeyPath) -> str | None:
     if path[0] not in DOTTED_ROOTS:
         return None
     known = [key for key in (*KEY_RULES, *_JOINT_KEYS) if key.split(".")[0] == path[0]]
-    close = get_close_matches(path[-1], {key.rpartition(".")[2] for key in known}, 1, 0.8)
-    near = [key for key in known if close and key.rpartition(".")[2] == close[0]]
+    close = find_near_name(path[-1], {key.rpartition(".")[2] for key in known})
+    near = [key for key in known if key.rpartition(".")[2] == close]
     if near:
         return f"did you mean {get_close_matches(join_key(path), near, 1, 0)[0]}?"
     return "neither translated nor known; see the table of keys in docs/configuration.md"

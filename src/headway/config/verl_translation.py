@@ -4,23 +4,22 @@ Devices of trainer and rollout, asynchrony, how long prompts are treated, the wa
 mismatch between engine and trainer. A value that follows from such keys gives way to one of our own keys.
 """
 
-import re
 from typing import Any
 
 from headway.config.dialect_recognition import is_vision_model
 from headway.config.document import ConfigEntries, ConfigEntry, join_key
 from headway.config.foreign_entries import ForeignEntries
 from headway.config.launch_arguments import LaunchArguments
+from headway.config.verl_algorithm import translate_verl_algorithm
+from headway.config.verl_reward_translation import REWARD_MODELS, translate_verl_rewards
+from headway.config.verl_tool_translation import find_missing_loop, translate_verl_tools
 from headway.errors import ConfigError
 
 _ROLLOUT, _ACTOR, _MODEL = "actor_rollout_ref.rollout", "actor_rollout_ref.actor", "actor_rollout_ref.model"
 _MINI_BATCH, _STEPS = f"{_ACTOR}.ppo_mini_batch_size", "trainer.total_training_steps"
-_REWARD_MODELS = ("reward_model", "reward.reward_model")
 _NODE = 8
 _DEFAULT_STEPS = 500
 _LORA_ALPHA = 16
-_CODE_SOURCES = ("codecontests", "apps", "codeforces", "taco")
-"""Values of `data_source` for which verl runs programs where no reward function is given."""
 
 
 def find_missing_feature(entries: ConfigEntries) -> ConfigError | None:
@@ -30,16 +29,17 @@ def find_missing_feature(entries: ConfigEntries) -> ConfigError | None:
     for key in ("data.image_key", "data.video_key", "data.audio_key"):
         if values.get(key):
             return _refuse(key, values[key], "vision and audio in prompts")
+    tools = str(values.get(f"{_ROLLOUT}.multi_turn.tool_config_path") or "")
+    if any(word in tools for word in ("image", "geo3k")):
+        return _refuse(f"{_ROLLOUT}.multi_turn.tool_config_path", tools, "tools that show pictures")
     if is_vision_model(model):
         return _refuse(f"{_MODEL}.path", model, "vision-language models")
-    for key in _REWARD_MODELS:
+    for key in REWARD_MODELS:
         if values.get(f"{key}.enable") is True and values.get("custom_reward_function.path"):
             alternative = "rewards.<domain>.reward_fn: judge asks a model, served here or behind a URL"
             return _refuse(f"{key}.enable", True, "a function that asks verl's own reward model", alternative)
-    turns = f"{_ROLLOUT}.multi_turn"
-    if values.get(f"{turns}.enable") is True or values.get(f"{turns}.tool_config_path"):
-        key = f"{turns}.enable" if values.get(f"{turns}.enable") is True else f"{turns}.tool_config_path"
-        return _refuse(key, values[key], "multi-turn rollout with verl's tools", "custom_envs has turns and tools")
+    if (loop := find_missing_loop(values)) is not None:
+        return _refuse(*loop, "an agent loop of verl's own kind", "custom_envs has turns, tools and openai_agent")
     if any(path[0] == "env" for path in entries):
         return _refuse("env", "…", "robots and their simulators")
     return None
@@ -61,17 +61,18 @@ def translate_verl(
         given.notes.append(f"{_ROLLOUT}.name: trtllm is not in this build, native is used instead")
     _check_kl_control(given)
     _translate_correction(given)
+    translate_verl_algorithm(given)
     _translate_long_prompts(given)
-    _translate_overlong_penalty(given)
-    _translate_reward_model(given)
     _translate_adapters(given)
+    translate_verl_rewards(given)
     if given.get(f"{_ROLLOUT}.name") != "diffusers":
         _choose_mini_batch(given)
-        _choose_reward(given)
+    translate_verl_tools(given, launch)
     _note_clip(given)
     _note_steps(given)
     for role, key in (("actor_train", _ACTOR), ("critic", "critic")):
         _translate_warmup(given, role, key)
+        _translate_optimizer(given, role, key)
     return given.entries
 
 
@@ -200,35 +201,6 @@ def _translate_long_prompts(given: ForeignEntries) -> None:
             given.give(key, choice, "data.filter_overlong_prompts" if drop is True else "data.truncation")
 
 
-def _translate_overlong_penalty(given: ForeignEntries) -> None:
-    """Translate the penalty of DAPO for answers that come near the longest length."""
-    base = "reward.reward_kwargs" if given.has_below("reward.reward_kwargs") else "reward_model.reward_kwargs"
-    buffer = f"{base}.overlong_buffer_cfg"
-    enabled, size = given.take(f"{buffer}.enable"), given.take(f"{buffer}.len")
-    factor, longest = given.take(f"{buffer}.penalty_factor"), given.take(f"{base}.max_resp_len")
-    given.take(f"{buffer}.log")
-    if enabled is not True or not size:
-        return
-    longest = longest or given.get("data.max_response_length")
-    arguments = {"buffer": size, "penalty": 1.0 if factor is None else factor, "longest": longest}
-    given.give("rewards.overlong.reward_fn", "overlong", buffer)
-    given.give("rewards.overlong.tag_included", ["*"], buffer)
-    for name, value in arguments.items():
-        given.give(f"rewards.overlong.reward_args.{name}", value, buffer)
-
-
-def _translate_reward_model(given: ForeignEntries) -> None:
-    """Translate a learned reward model: its output is the reward of every task, as in verl."""
-    for root in _REWARD_MODELS:
-        enabled, path = given.take(f"{root}.enable"), given.take(f"{root}.model.path")
-        path = given.take(f"{root}.model_path") or path
-        if enabled is not True:
-            continue
-        given.give("rewards.default.reward_fn", "reward_model", f"{root}.enable")
-        if path is not None:
-            given.give("rewards.default.model_args.model_name_or_path", path, f"{root}.model.path")
-
-
 def _translate_adapters(given: ForeignEntries) -> None:
     rank, base = given.get(f"{_MODEL}.lora_rank"), "actor_train.model_args"
     if rank is None and (rank := given.take(f"{_MODEL}.lora.rank")) is not None and rank != 0:
@@ -246,23 +218,6 @@ def _translate_adapters(given: ForeignEntries) -> None:
         given.give_default(f"{base}.lora_alpha", _LORA_ALPHA, "verl")
     if targets:
         given.give(f"{base}.lora_target", targets, f"{_MODEL}.target_modules")
-
-
-def _choose_reward(given: ForeignEntries) -> None:
-    """Choose the reward that verl would find by `data_source`, where no function is given: of programs, or of math."""
-    judges = {path[1] for path in given.entries if path[0] == "rewards" and len(path) > 1} - {"overlong"}
-    if given.get("custom_reward_function.path") or judges or not given.get("data.train_files"):
-        return
-    words = re.split(r"[^a-z]+", str(given.get("data.train_files")).lower())
-    chosen = "code" if any(source in words for source in _CODE_SOURCES) else "math"
-    if chosen == "code":
-        given.give("rewards.default.reward_fn", "code", "data.train_files, which name programs")
-        given.give("rewards.default.reward_args.tests", "reward_model.ground_truth", "data.train_files")
-        given.give("rewards.default.reward_args.partial", True, "data.train_files")
-    given.notes.append(
-        f"custom_reward_function: none is given, so {chosen} judges every answer by reward_model.ground_truth; verl "
-        f"asks data_source, and runs programs for {', '.join(_CODE_SOURCES)} (rewards.default.reward_fn: code)"
-    )
 
 
 def _note_clip(given: ForeignEntries) -> None:
@@ -283,6 +238,16 @@ def _note_steps(given: ForeignEntries) -> None:
             f"trainer.total_epochs: {passes} passes are not counted here; max_steps = {_DEFAULT_STEPS} ends the run, "
             f"{_STEPS} sets it"
         )
+
+
+def _translate_optimizer(given: ForeignEntries, role: str, key: str) -> None:
+    """Translate the two decay rates of Adam, and the clip of gradients that Megatron's optimizer has."""
+    base, betas = f"{role}.training_args", given.take(f"{key}.optim.betas")
+    if isinstance(betas, list) and len(betas) == 2:
+        for name, beta in zip(("adam_beta1", "adam_beta2"), betas, strict=True):
+            given.give(f"{base}.{name}", beta, f"{key}.optim.betas")
+    if (clip := given.take(f"{key}.optim.clip_grad")) is not None and given.get(f"{key}.grad_clip") is None:
+        given.give(f"{base}.max_grad_norm", clip, f"{key}.optim.clip_grad")
 
 
 def _translate_warmup(given: ForeignEntries, role: str, key: str) -> None:

@@ -47,6 +47,8 @@ class Reply:
     """Whether the task is solved. `None` means not known yet; at the end of an episode it counts as no."""
     info: Mapping[str, Any] = field(default_factory=dict)
     """JSON values for rewards and logs. The `info` of the last reply is kept with the episode."""
+    instructions: str | None = None
+    """System message of this episode, which only `reset` gives. `None`: that of the environment."""
 
 
 class TextEnvironment(Protocol):
@@ -115,6 +117,8 @@ def check_reply(value: object, *, started: bool) -> Reply:
         raise EnvironmentFailed(f"{method} gave the reward {_shorten_repr(value.reward)}, which is no finite number")
     if not isinstance(value.text, str) or not isinstance(value.info, Mapping):
         raise EnvironmentFailed(f"{method} returned {_shorten_repr(value)}: text must be a str and info a mapping")
+    if not isinstance(value.instructions, str | None):
+        raise EnvironmentFailed(f"{method} returned {_shorten_repr(value)}: instructions must be a str")
     if len(value.text) > MAX_REPLY_CHARACTERS:
         raise EnvironmentFailed(f"{method} said {len(value.text)} characters, more than {MAX_REPLY_CHARACTERS}")
     flags = {name: _to_flag(method, name, getattr(value, name)) for name in ("done", "valid", "success")}

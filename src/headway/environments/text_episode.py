@@ -93,6 +93,7 @@ class TextEpisode:
         self._told: list[tuple[str, str]] = []
         """Observations and answers of earlier turns, for templates that tell them."""
         self._newest = ""
+        self._instructions: str | None = None
 
     async def enter(self) -> None:
         if self._admission is not None:
@@ -106,6 +107,7 @@ class TextEpisode:
         reply = await self._slot.reset(int(task.data.get(SEED_KEY, task.position)), data)
         if reply.done:
             raise EnvironmentFailed("the episode is over before it began")
+        self._instructions = reply.instructions
         tokens, most = self._encode_opening(reply.text), self._rules.max_episode_tokens
         if len(tokens) >= most:
             raise EnvironmentFailed(f"begins with {len(tokens)} tokens, and an episode has at most {most}")
@@ -143,6 +145,10 @@ class TextEpisode:
                 self._has_entered = False
 
     @property
+    def _own_instructions(self) -> str:
+        return self._traits.instructions if self._instructions is None else self._instructions
+
+    @property
     def _max_steps(self) -> int | None:
         return self._rules.max_steps or self._traits.max_steps
 
@@ -156,7 +162,7 @@ class TextEpisode:
 
     def _encode_opening(self, text: str) -> list[int]:
         given = self._rules.instructions
-        instructions = self._traits.instructions if given is None else self._fill_fields(given, "").strip()
+        instructions = self._own_instructions if given is None else self._fill_fields(given, "").strip()
         return self._encoder.encode_opening(instructions, self._apply_template(text))
 
     def _encode_following(self, text: str, generated: Sequence[int]) -> list[int]:
@@ -182,7 +188,7 @@ class TextEpisode:
             "step_count": self._turns,
             "actions_left": "any number of" if steps is None else steps - self._turns,
             "max_response_length": self._max_tokens or self._rules.max_episode_tokens,
-            "env_instruction": self._traits.instructions,
+            "env_instruction": self._own_instructions,
             "history": ", ".join(
                 f"(step {number}, observation: {seen}, action: {action})"
                 for number, (seen, action) in enumerate(told, first)

@@ -147,6 +147,7 @@ class ValidationFlow:
                 pipeline.settings,
                 group_size=pipeline.settings.eval_answers,
                 redundant_members=0,
+                has_greedy_member=False,
                 env_scheduling="async",
                 is_num_return_sequences_expand=True,
                 sampling=pipeline.settings.eval_sampling or pipeline.settings.sampling,

@@ -74,7 +74,7 @@ async def evaluate_policy(
     reward, loop = make_run_rewards(prepared.resolved.config, logs), asyncio.get_running_loop()
     events, settings = EventLog(loop.time, *sinks), make_run_settings(prepared.resolved)
     sampling = settings.eval_sampling or settings.sampling
-    settings = replace(settings, group_size=answers, redundant_members=0, sampling=sampling)
+    settings = replace(settings, group_size=answers, redundant_members=0, has_greedy_member=False, sampling=sampling)
     failed: asyncio.Future[None] = loop.create_future()
 
     def fail(replica: Replica, error: BaseException) -> None:

@@ -64,10 +64,16 @@ def final_text(episode: Episode) -> str:
 
 
 def get_expected_answer(data: Mapping[str, Any], key: str) -> Any:
-    """Return the task's answer. Raises `RewardError` if the task has none, since it cannot be judged then."""
-    if key not in data or data[key] is None:
+    """Return the task's answer; `a.b` is a column of that name, else `b` inside of `a`.
+
+    Raises `RewardError` if the task has none, since it cannot be judged then.
+    """
+    found: Any = data.get(key, data)
+    for part in key.split(".") if found is data else ():
+        found = found.get(part) if isinstance(found, Mapping) else None
+    if found is None:
         raise RewardError(f"the task has no {key!r} to compare with, only {sorted(data)}")
-    return data[key]
+    return found
 
 
 def read_question(column: Any) -> str:

@@ -26,6 +26,7 @@ from headway.rewards.assert_splitter import AssertTest, CallTest, split_assert, 
 from headway.rewards.base import get_expected_answer
 from headway.rewards.function_reward import BuiltInReward
 from headway.rewards.reward_worker_pool import RewardLimitReached, RewardWorkerPool
+from headway.rewards.sandbox_fusion_client import SandboxFusionClient
 from headway.sandbox import ProgramEnding, Sandbox, SandboxBroken, SandboxLimits, SandboxRefused
 from headway.sandbox.probe import find_quick_problem
 
@@ -46,7 +47,7 @@ _CHECKERS = 2
 class CodeRunner:
     """Where one reward runs programs, and checks their values."""
 
-    sandbox: Sandbox
+    sandbox: Sandbox | SandboxFusionClient
     limits: SandboxLimits
     workers: RewardWorkerPool
 
@@ -60,13 +61,17 @@ def make_code_reward(
     most_tests: int = 0,
     concurrency: int | None = None,
     packages: Sequence[str] = (),
-    sandbox: Sandbox | None = None,
+    sandbox_url: str | None = None,
+    sandbox: Sandbox | SandboxFusionClient | None = None,
 ) -> BuiltInReward:
     """Score 1 if the last fenced program of the text passes all `tests` of its task, else 0.
 
     `partial`: score the share of tests passed. `most_tests`: use only so many, evenly chosen; 0 for all. `timeout_s`:
     for all functions together, and for each whole program. `packages`: folders that programs may import from.
+    `sandbox_url`: a Sandbox Fusion server that runs programs instead of this machine.
     """
+    if sandbox_url is not None:
+        sandbox = SandboxFusionClient(sandbox_url, concurrency=concurrency or 64)
     problem = "" if sandbox else find_quick_problem()
     if problem:
         raise ConfigError(problem, key="reward_fn", value="code")
@@ -203,10 +208,28 @@ def _list_tests(tests: Any) -> list[Any]:
         except ValueError:
             tests = [tests]
     if isinstance(tests, Mapping) and "inputs" in tests and "outputs" in tests:
-        tests = [{"input": i, "output": o} for i, o in zip(tests["inputs"], tests["outputs"], strict=True)]
+        name = tests.get("fn_name")
+        pairs = zip(tests["inputs"], tests["outputs"], strict=True)
+        tests = [make_call_test(str(name), i, o) if name else {"input": i, "output": o} for i, o in pairs]
     if not isinstance(tests, list | tuple) or not tests:
         raise RewardError(f"the task's tests are no list of tests: {str(tests)[:200]!r}")
     return list(tests)
+
+
+def make_call_test(function: str, given: Any, wanted: Any) -> dict[str, Any] | str:
+    """Return the test of one call: arguments are a list, or JSON values in lines; the result is a value, or JSON.
+
+    Data sets also write a result as a list with the result alone. Raises `RewardError`.
+    """
+    try:
+        values = [json.loads(line) for line in given.splitlines() if line.strip()] if isinstance(given, str) else given
+        call = f"{function}({', '.join(map(repr, values))})"
+        expected = json.loads(wanted) if isinstance(wanted, str) else wanted
+    except (ValueError, TypeError) as error:
+        raise RewardError(f"a test of {function} that is no JSON: {error}") from error
+    if isinstance(wanted, list) and len(wanted) == 1:
+        return f"assert {call} in [{wanted!r}, {wanted[0]!r}]"
+    return {"call": call, "expected": expected}
 
 
 def _join_lines(lines: Any) -> str:

@@ -42,6 +42,7 @@ from headway.rewards.solver_rewards import make_math_reward, make_reasoning_gym_
 from headway.rewards.text_rewards import make_exact_reward, make_format_reward, make_numeric_reward, make_regex_reward
 from headway.rewards.user_function import FunctionReward, load_function, read_function_traits
 from headway.rewards.user_reward_workers import UserRewardSpec, WorkerReward
+from headway.rewards.verl_rewards import make_data_source_reward
 from headway.types import Episode, Score, Task
 from headway.user_code import find_import_path, import_object, make_import_path_absolute
 
@@ -50,6 +51,7 @@ BUILT_IN_REWARDS: dict[str, Callable[..., Reward]] = {
     "code_sandbox": make_code_sandbox_reward,
     "compressibility": make_compressibility_reward,
     "crossthinkqa": make_crossthinkqa_reward,
+    "data_source": make_data_source_reward,
     "environment": EpisodeReturn,
     "exact": make_exact_reward,
     "format": make_format_reward,

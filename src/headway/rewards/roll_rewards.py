@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from headway.errors import ConfigError, RewardError
 from headway.rewards.base import final_text, get_expected_answer, make_extractor
-from headway.rewards.code_reward import make_code_reward, parse_test
+from headway.rewards.code_reward import make_call_test, make_code_reward, parse_test
 from headway.rewards.function_reward import BuiltInReward
 from headway.rewards.solver_rewards import make_math_reward
 from headway.rewards.text_rewards import penalise_repetition
@@ -144,17 +144,13 @@ def _keep_judgeable(tests: Sequence[str]) -> list[str]:
     return kept
 
 
-def _read_stream_case(case: Mapping[str, Any] | str, function: str | None) -> Mapping[str, Any]:
+def _read_stream_case(case: Mapping[str, Any] | str, function: str | None) -> Mapping[str, Any] | str:
     if isinstance(case, str) or not {"stdin", "expected_stdout"} <= case.keys():
         raise RewardError(f"a test without stdin and expected_stdout: {str(case)[:200]!r}")
     given, wanted = case["stdin"], case["expected_stdout"]
     if function is None:
         return {"input": given, "output": wanted}
-    try:
-        arguments = [json.loads(line) for line in str(given).splitlines() if line.strip()]
-        return {"call": f"{function}({', '.join(map(repr, arguments))})", "expected": json.loads(str(wanted))}
-    except ValueError as error:
-        raise RewardError(f"a test of {function} that is no JSON: {error}") from error
+    return make_call_test(function, str(given), str(wanted))
 
 
 def make_crossthinkqa_reward(

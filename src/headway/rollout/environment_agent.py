@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from headway.algorithm_traits import is_greedy_member
 from headway.deadlines import run_with_deadline
 from headway.engines.base import Progress, Request
 from headway.environments.base import (
@@ -220,7 +221,7 @@ class EnvironmentAgent:
             request_id=f"{self.sample_id}/{len(self.turns)}",
             session=self.sample_id,
             prompt=context,
-            params=_sampling_params(observation, self._settings.sampling),
+            params=_sampling_params(observation, self._settings.sampling, is_greedy_member(self.sample_id)),
             prefix_key=self._priority if observation.starts_new_context or not self.turns else -1,
             continues=observation.expects_next_turn,
             hint=observation.hint,
@@ -283,8 +284,10 @@ class EnvironmentAgent:
             self.close_error = f"{self.sample_id}: close raised {type(error).__name__}: {error}"
 
 
-def _sampling_params(observation: Observation, usual: SamplingParams) -> SamplingParams:
+def _sampling_params(observation: Observation, usual: SamplingParams, is_greedy: bool) -> SamplingParams:
     params, most = observation.params or usual, observation.max_new_tokens
+    if is_greedy:
+        params = replace(params, temperature=0.0)
     if most is not None and most < params.max_new_tokens:
         params = replace(params, max_new_tokens=most)
     return replace(params, stop=(*params.stop, *observation.stop)) if observation.stop else params

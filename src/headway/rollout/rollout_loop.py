@@ -13,6 +13,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from math import isfinite
 from typing import Protocol
 
+from headway.algorithm_traits import GREEDY_MARK, is_greedy_member
 from headway.deadlines import run_with_pausable_deadline
 from headway.environments.base import Environment, EnvironmentFactory, extract_outcome
 from headway.errors import EngineCrashed, EngineError, EnvironmentFailed, RewardError
@@ -69,6 +70,11 @@ class RunningGroup:
         for agent in self.agents.values():
             versions.append(unstarted if agent.oldest is None else agent.oldest)
         return min(versions, default=unstarted)
+
+    @property
+    def has_greedy_member(self) -> bool:
+        """Return whether one of the members, finished or not, answers greedily."""
+        return any(map(is_greedy_member, (*self.episodes, *self.agents)))
 
     def partials(self) -> dict[str, PartialGeneration]:
         """Return the partial sequences of unfinished members by sample id."""
@@ -207,7 +213,8 @@ class RolloutLoop:
         return run
 
     def _start_member(self, run: RunningGroup) -> None:
-        sample_id = f"{self._prefix}{run.group_id}.{run.started}"
+        is_greedy = self._settings.has_greedy_member and not run.has_greedy_member
+        sample_id = f"{self._prefix}{run.group_id}{GREEDY_MARK if is_greedy else '.'}{run.started}"
         run.started += 1
         self._recorder.start_sample(sample_id, run.group_id)
         self._events.emit(SampleStart(who=self._who, sample=sample_id))

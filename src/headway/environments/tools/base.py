@@ -50,8 +50,8 @@ class Tool:
 class ToolSource(Protocol):
     """Provides tools: fixed ones, or those of a server that has to be started."""
 
-    async def begin(self) -> Sequence[Tool]:
-        """Prepare for an episode and return its tools."""
+    async def begin(self, data: Mapping[str, Any]) -> Sequence[Tool]:
+        """Prepare for an episode of the task with `data`, and return its tools."""
 
     async def close(self) -> None:
         """Release everything. May be called twice, and without `begin`."""
@@ -63,7 +63,7 @@ class StaticToolSource:
     def __init__(self, *tools: Tool) -> None:
         self.tools = tools
 
-    async def begin(self) -> Sequence[Tool]:
+    async def begin(self, data: Mapping[str, Any]) -> Sequence[Tool]:
         return self.tools
 
     async def close(self) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TextIO
 
 from headway.environments.environment_registry import import_optional_library
@@ -43,7 +44,7 @@ class MCPToolSource:
         self._stop = asyncio.Event()
         self._client_task: asyncio.Task[None] | None = None
 
-    async def begin(self) -> Sequence[Tool]:
+    async def begin(self, data: Mapping[str, Any] = MappingProxyType({})) -> Sequence[Tool]:
         if self._client_task is None or self._client_task.done() or not self._keep:
             await self.close()
             await self._start()

@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 
 from headway.environments.tools.base import Tool, ToolArguments, make_schema
 from headway.errors import ConfigError, EnvironmentFailed
+from headway.rewards.sandbox_fusion_client import SandboxFusionClient
 from headway.sandbox import ProgramEnding, ProgramOutcome, Sandbox, SandboxBroken, SandboxLimits, SandboxRefused
 from headway.sandbox.probe import find_quick_problem
 
@@ -30,14 +31,22 @@ def require_sandbox(wanted_by: str) -> None:
         raise ConfigError(f"needs the sandbox: {problem}", key="env_type", value=wanted_by)
 
 
-def make_python_tool(*, timeout_s: float = 5.0, memory_mb: int = 256, longest: int = 4000) -> Tool:
-    """Make the tool; an answer has at most `longest` characters. Raises `ConfigError` without a sandbox."""
-    require_sandbox("python")
+def make_python_tool(
+    *, timeout_s: float = 5.0, memory_mb: int = 256, longest: int = 4000, sandbox_url: str | None = None
+) -> Tool:
+    """Make the tool; an answer has at most `longest` characters. Raises `ConfigError` without a sandbox.
+
+    `sandbox_url`: a Sandbox Fusion server that runs the programs instead of this machine.
+    """
+    server = None if sandbox_url is None else SandboxFusionClient(sandbox_url)
+    if server is None:
+        require_sandbox("python")
     limits = SandboxLimits(wall_s=timeout_s, cpu_s=int(timeout_s) + 1, memory_mb=memory_mb, output_kb=64)
 
     async def call(arguments: ToolArguments) -> str:
         try:
-            outcome = await get_shared_sandbox().run_python(arguments["code"], limits=limits)
+            sandbox = server or get_shared_sandbox()
+            outcome = await sandbox.run_python(arguments["code"], limits=limits)
         except (SandboxRefused, SandboxBroken) as error:
             raise EnvironmentFailed(f"python: {error}") from error
         return format_outcome(outcome, longest)

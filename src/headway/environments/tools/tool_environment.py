@@ -3,7 +3,9 @@
 Each turn the policy calls tools or answers. A turn without a call is the answer and ends the episode: a right answer
 scores 1, a wrong one 0. Calls that cannot be parsed are counted, reported to the policy, and cost `malformed_penalty`;
 calls that a tool refuses are reported and free. Questions come with the task (`question`, `answer`), from a file, or,
-if there is neither, are sums drawn from the seed.
+if there is neither, are sums drawn from the seed. With `messages`, the name of a column, the task brings a conversation
+instead, and the environment judges nothing: a reward of the run does. With `retry_until`, the column of a number, an
+answer that is another number is called wrong, and the policy tries again.
 """
 
 import json
@@ -19,6 +21,8 @@ from headway.environments.text_environment import Reply
 from headway.environments.tools.base import StaticToolSource
 from headway.environments.tools.toolbox import Toolbox, describe_tools, make_tool_source
 from headway.errors import ConfigError, EnvironmentFailed
+from headway.rewards.base import get_expected_answer
+from headway.rewards.verl_rewards import score_gsm8k
 from headway.seeding import make_rng
 from headway.user_code import import_function
 
@@ -26,6 +30,7 @@ AnswerJudge = Callable[[str, Mapping[str, Any]], float]
 _BOXED = re.compile(r"\\boxed\{([^{}]*)\}")
 _PLAIN_NUMBER = re.compile(r"[-+]?[0-9.]{1,50}(?:/[0-9]{1,50})?")
 _ANSWER_WORD = re.compile(r"(?<!\w)-?\d+(?:[.,:/-]\d+)*|[^\W\d]+|\d+")
+_WRONG = "Your response is incorrect! You need to reflect on your answer and try again."
 _TASK = (
     "Answer the question. Call tools where they help; when you know the answer, write it as <answer>answer</answer>."
 )
@@ -44,39 +49,65 @@ class ToolEnvironment:
         judge: str = "",
         max_steps: int = 8,
         malformed_penalty: float = 0.1,
+        messages: str = "",
+        retry_until: str = "",
+        most_calls: int | None = None,
+        longest: int = 8000,
     ) -> None:
         if max_steps < 1:
             raise ConfigError("must be at least 1", key="max_steps", value=max_steps)
         self.max_steps = max_steps
         self._malformed_penalty = malformed_penalty
         sources = [make_tool_source(one) for one in tools]
-        self._toolbox = Toolbox(sources)
+        self._toolbox = Toolbox(sources, longest=longest)
+        self._messages, self._retry_until, self._most_calls = messages, retry_until, most_calls
         self._static_tools = [tool for one in sources if isinstance(one, StaticToolSource) for tool in one.tools]
         self._judge: AnswerJudge = import_function(judge, key="judge") if judge else score_exact_answer
         self._questions = _read_questions(questions) if questions else ()
         self.instructions = f"{_TASK}\n\n{describe_tools(self._static_tools)}" if self._static_tools else _TASK
 
-    async def reset(self, seed: int, data: Mapping[str, Any]) -> str:
+    async def reset(self, seed: int, data: Mapping[str, Any]) -> str | Reply:
+        self._counts = {"malformed": 0, "refused": 0, "called": 0}
+        if self._messages:
+            await self._toolbox.begin(data)
+            self._expected = str(get_expected_answer(data, self._retry_until)) if self._retry_until else ""
+            return self._open_conversation(data)
         self._data = data if "question" in data else self._draw_question(seed)
         if self._judge is score_exact_answer and "answer" not in self._data:
             raise EnvironmentFailed(f"the task has a question and no answer: {self._data['question']!r}")
-        self._counts = {"malformed": 0, "refused": 0, "called": 0}
-        await self._toolbox.begin()
+        await self._toolbox.begin(self._data)
         new_tools = [tool for tool in self._toolbox.tools.values() if tool not in self._static_tools]
         question = str(self._data["question"])
         return f"{describe_tools(new_tools)}\n\n{question}" if new_tools else question
 
     async def step(self, action: str) -> Reply:
         response = parse_tool_calls(action)
+        if not response.calls and self._messages:
+            is_wrong = self._retry_until and not score_gsm8k(response.text, self._expected, "flexible")
+            return Reply(_WRONG if is_wrong else "", done=not is_wrong, info=dict(self._counts))
         if not response.calls:
             score = self._judge(extract_final_answer(response.text), self._data)
             return Reply("", score, done=True, success=score >= 1.0, info=dict(self._counts))
-        results = await self._toolbox.call_tools(response.calls)
+        results = await self._toolbox.call_tools(response.calls[: self._most_calls])
         for name, count in results.counts.items():
             self._counts[name] += count
         malformed = results.counts["malformed"]
         reward = 0.0 - self._malformed_penalty * malformed  # never -0.0
         return Reply(results.text, reward, valid=not malformed, info=dict(self._counts))
+
+    def _open_conversation(self, data: Mapping[str, Any]) -> Reply:
+        """Return the conversation of a task: system messages with the tools behind them, and all others as one text."""
+        given = data.get(self._messages)
+        given = json.loads(given) if isinstance(given, str) and given.startswith("[{") else given
+        rows = given if isinstance(given, list) else [{"role": "user", "content": given}]
+        if not given or not all(isinstance(one, Mapping) and isinstance(one.get("content"), str) for one in rows):
+            raise EnvironmentFailed(f"the column {self._messages!r} has no conversation: {str(given)[:200]!r}")
+        system = [str(one["content"]) for one in rows if one.get("role") == "system"]
+        others = [one for one in rows if one.get("role") != "system"]
+        roles = ["" if len(others) == 1 else f"{one.get('role')}: " for one in others]
+        said = [f"{role}{one['content']}" for role, one in zip(roles, others, strict=True)]
+        tools = [describe_tools(list(self._toolbox.tools.values()))] if self._toolbox.tools else []
+        return Reply("\n\n".join(said), instructions="\n\n".join([*system, *tools]))
 
     async def close(self) -> None:
         await self._toolbox.close()

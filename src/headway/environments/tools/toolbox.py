@@ -1,16 +1,19 @@
 """The tools of one environment: made from names and options, and called with what a policy wrote.
 
-A tool is named `calculator`, `python`, `search`, `mcp`, or `module:function` for a function of the user. Options stand
-beside the name: `{name: search, files: [notes/]}`.
+A tool is named `calculator`, `python`, `search`, `retrieval`, `check_answer`, `mcp`, or `module:function` for one that
+the user wrote. Options stand beside the name: `{name: search, files: [notes/]}`. `schema` replaces what the policy is
+told of a tool: its name, its description, and those of its arguments.
 """
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
+from types import MappingProxyType
 from typing import Any
 
 from headway.environments.response_parsing import ParsedToolCall
+from headway.environments.tools.answer_check_tool import AnswerCheckSource
 from headway.environments.tools.base import (
     StaticToolSource,
     Tool,
@@ -22,6 +25,7 @@ from headway.environments.tools.base import (
 from headway.environments.tools.calculator_tool import CALCULATOR_TOOL
 from headway.environments.tools.mcp_tools import MCPToolSource
 from headway.environments.tools.python_tool import make_python_tool, shorten_middle
+from headway.environments.tools.retrieval_tool import make_retrieval_tool
 from headway.environments.tools.search_tool import make_search_tool
 from headway.errors import ConfigError, EnvironmentFailed
 from headway.user_code import import_function
@@ -30,6 +34,8 @@ _BUILT_IN_SOURCES: dict[str, Callable[..., ToolSource]] = {
     "calculator": lambda: StaticToolSource(CALCULATOR_TOOL),
     "python": lambda **options: StaticToolSource(make_python_tool(**options)),
     "search": lambda **options: StaticToolSource(make_search_tool(**options)),
+    "retrieval": lambda **options: StaticToolSource(make_retrieval_tool(**options)),
+    "check_answer": lambda **options: AnswerCheckSource(**options),
     "mcp": MCPToolSource,
 }
 TOOL_PROMPT_FORMAT = files("headway.environments.tools").joinpath("tool_prompt.txt").read_text(encoding="utf-8")
@@ -52,10 +58,10 @@ class Toolbox:
         self._sources, self._longest = sources, longest
         self.tools: dict[str, Tool] = {}
 
-    async def begin(self) -> None:
+    async def begin(self, data: Mapping[str, Any] = MappingProxyType({})) -> None:
         self.tools = {}
         for source in self._sources:
-            for tool in await source.begin():
+            for tool in await source.begin(data):
                 if tool.name in self.tools:
                     raise EnvironmentFailed(f"two tools have the name {tool.name!r}")
                 self.tools[tool.name] = tool
@@ -89,6 +95,24 @@ class Toolbox:
             return "refused", f"Error: {error}"
 
 
+class _RenamedTools:
+    """Provides the only tool of a source under another name and description."""
+
+    def __init__(self, source: ToolSource, schema: Mapping[str, Any]) -> None:
+        function = schema.get("function", schema)
+        known = {name: function[name] for name in ("name", "description", "parameters") if name in function}
+        if not isinstance(known.get("name"), str) or not isinstance(known.get("parameters", {}), Mapping):
+            raise ConfigError("is no signature of a function", key="schema", value=schema, hint="name, parameters")
+        self._source, self._given = source, known
+
+    async def begin(self, data: Mapping[str, Any]) -> Sequence[Tool]:
+        (tool,) = await self._source.begin(data)
+        return [replace(tool, **self._given)]
+
+    async def close(self) -> None:
+        await self._source.close()
+
+
 def describe_tools(tools: Sequence[Tool]) -> str:
     """Return the text that tells a policy which tools it has and how to call them."""
     signatures = "\n".join(json.dumps(tool.signature, ensure_ascii=False) for tool in tools)
@@ -99,9 +123,11 @@ def make_tool_source(given: str | Mapping[str, Any]) -> ToolSource:
     """Make the source of a tool that a configuration lists. Raises `ConfigError`."""
     options = {} if isinstance(given, str) else dict(given)
     name = str(given if isinstance(given, str) else options.pop("name", ""))
+    schema = options.pop("schema", None)
     if name in _BUILT_IN_SOURCES:
         try:
-            return _BUILT_IN_SOURCES[name](**options)
+            source = _BUILT_IN_SOURCES[name](**options)
+            return source if schema is None else _RenamedTools(source, schema)
         except TypeError as error:
             raise ConfigError(f"has other options: {error}", key="tools", value=given) from error
     module, _, function = name.partition(":")
@@ -109,6 +135,6 @@ def make_tool_source(given: str | Mapping[str, Any]) -> ToolSource:
         hint = f"one of {', '.join(_BUILT_IN_SOURCES)}, or module:function of your own"
         raise ConfigError("is no tool", key="tools", value=name, hint=hint)
     tool = make_function_tool(import_function(name, key="tools"))
-    if options:
+    if options or schema is not None:
         raise ConfigError("a function of your own has no options", key="tools", value=given)
     return StaticToolSource(tool)

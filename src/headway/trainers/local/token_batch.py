@@ -22,6 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from headway.algorithm_traits import is_greedy_member
 from headway.algorithms.advantages import TurnRewards
 from headway.algorithms.sample_weights import TRAIN_EVERYTHING, SampleSelection
 from headway.errors import TrainerError
@@ -99,6 +100,11 @@ class TokenBatch(ScoredBatch):
     """How much each sample counts in the policy loss; None if all count the same."""
     by_turn: bool = False
     """Turns are the sequences of the loss, instead of samples."""
+
+    @property
+    def greedy_S(self) -> Tensor:  # noqa: N802
+        """Return which samples are greedy answers."""
+        return torch.tensor([is_greedy_member(row.sample_id) for row in self.rows], device=self.group_S.device)
 
     @property
     def loss_sequence(self) -> Tensor:

@@ -1,0 +1,52 @@
+"""Translates estimators and policy losses of verl, with what each of them implies there.
+
+verl whitens the advantages of some estimators, and averages some losses by sequence whatever `loss_agg_mode` says.
+"""
+
+from headway.config.foreign_entries import ForeignEntries
+from headway.errors import ConfigError
+
+_ACTOR, _NAME = "actor_rollout_ref.actor", "verl"
+_ESTIMATOR, _LOSS = "algorithm.adv_estimator", f"{_ACTOR}.policy_loss.loss_mode"
+_OTHER_NAMES = {
+    "rloo_vectorized": "rloo",
+    "grpo_vectorized": "grpo",
+    "reinforce_plus_plus": "reinforce",
+    "reinforce_plus_plus_baseline": "grpo",
+}
+"""Estimators of verl that are one of ours with other settings."""
+_WHITENED = ("gae", "reinforce_plus_plus", "reinforce_plus_plus_baseline")
+_MISSING = ("optimal_token_baseline", "tir_optimal_token_baseline", "gdpo", "grpo_passk")
+_BY_SEQUENCE = ("gspo", "sapo", "geo_mean")
+
+
+def translate_verl_algorithm(given: ForeignEntries) -> None:
+    """Replace the estimator and the loss by ours."""
+    whole = any(given.get(key) is not None for key in ("data.train_files", "actor_rollout_ref.model.path"))
+    name = given.get(_ESTIMATOR) or ("gae" if whole else None)
+    if name in _MISSING:
+        given.take(_ESTIMATOR)
+        hint = "grpo, rloo, opo, gpg, remax, reinforce_plus_plus or gae"
+        given.problems.append(ConfigError("is an estimator that is not here", key=_ESTIMATOR, value=name, hint=hint))
+    if name in _WHITENED:
+        given.give_default("whiten_advantages", True, f"{_NAME} for {name}")
+    if name in _OTHER_NAMES:
+        given.take(_ESTIMATOR)
+        given.give("adv_estimator", _OTHER_NAMES[name], f"{_ESTIMATOR}: {name}")
+    if name == "reinforce_plus_plus_baseline":
+        given.give("norm_mean_type", "group", f"{_ESTIMATOR}: {name}")
+        given.give("norm_std_type", "none", f"{_ESTIMATOR}: {name}")
+    _translate_loss(given)
+
+
+def _translate_loss(given: ForeignEntries) -> None:
+    loss, mode = given.get(_LOSS), f"{_ACTOR}.loss_agg_mode"
+    if loss in _BY_SEQUENCE:
+        if given.take(mode) not in (None, "seq-mean-token-mean"):
+            given.notes.append(f"{mode}: changes nothing with {loss}, which is averaged by sequence, as in {_NAME}")
+        given.give_default("loss_agg_mode", "seq-mean-token-mean", f"{_NAME} for {loss}")
+    if loss == "cispo":
+        for side in ("low", "high"):
+            value = given.take(f"{_ACTOR}.clip_ratio_{side}")
+            clip = given.get(f"{_ACTOR}.clip_ratio") if value is None else value
+            given.give(f"cispo_epsilon_{side}", 0.2 if clip is None else clip, f"{_ACTOR}.clip_ratio_{side}")

@@ -9,6 +9,7 @@ first look at each shape (kernels are compiled, graphs captured) and weights cou
 fixed     64, 256 and 512 requests of 512 tokens, all at once, 8 to a prompt
 lengths   512 requests of log-normal lengths
 long      256 requests of log-normal lengths, mean 4k, longest 32k, in the memory of one card
+prompt    a prompt of 32k tokens, alone and beside requests that decode
 share     what the engine makes of the bare step: 64, 256 and 512 requests, steady, KV of random numbers
 attention decode and prefill of one layer beside the floor and beside FlashAttention, by page size and length
 flip      other weights while requests run
@@ -32,6 +33,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -63,6 +65,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     },
 }
+PRECISION = {"dtype": "bfloat16", "kv_dtype": "auto"}
 PROMPT = 64
 GROUP = 8
 BANDWIDTH = 4.3e12
@@ -110,7 +113,7 @@ class Given:
 
 
 async def engine_of(model: PreTrainedModel, name: str, **settings: Any) -> NativeEngine:
-    chosen = NativeSettings(**({"device": "cuda", "dtype": "bfloat16"} | settings))
+    chosen = NativeSettings(**({"device": "cuda"} | PRECISION | settings))
     engine = NativeEngine("engine/0", lambda: make_model(name), chosen, eos=(), make_receiver=Given)  # type: ignore[arg-type]
     await engine.receiver.take(0, dict(model.named_parameters()))  # type: ignore[attr-defined]
     return engine
@@ -223,16 +226,16 @@ async def generate(model: PreTrainedModel, name: str) -> None:
 async def exact(model: PreTrainedModel, name: str) -> None:
     print(f"\n## {name}: log-probabilities, 32 answers of 512 tokens")
     finer = deepcopy(model).float()
-    for dtype in ("bfloat16", "float16"):
-        engine = await engine_of(model, name, slots=32, slot_tokens=PROMPT + 512, dtype=dtype)
+    for dtype, kv_dtype in (("bfloat16", "auto"), ("float16", "auto"), ("fp8", "auto"), ("fp8", "fp8")):
+        engine = await engine_of(model, name, slots=32, slot_tokens=PROMPT + 512, dtype=dtype, kv_dtype=kv_dtype)
         asked = requests([512] * 32, model.config.vocab_size)
         _, parts = await answer(engine, asked)
         await engine.close()
         found = torch.tensor([part.logps for part in parts], device="cuda")
         forwards = {"bfloat16": full(model, asked, parts), "float32": full(finer, asked, parts)}
         pairs = {
-            f"{dtype} engine − float32 forward": found - forwards["float32"],
-            f"{dtype} engine − bfloat16 forward": found - forwards["bfloat16"],
+            f"{dtype} engine (KV {kv_dtype}) − float32 forward": found - forwards["float32"],
+            f"{dtype} engine (KV {kv_dtype}) − bfloat16 forward": found - forwards["bfloat16"],
             "bfloat16 − float32 forward": forwards["bfloat16"] - forwards["float32"],
         }
         for title, gap in pairs.items():
@@ -298,7 +301,8 @@ def fill_kv(core: Any) -> list[Any]:
     with torch.inference_mode(), torch.cuda.stream(core._runner._stream):
         for layer in core._runner.kv.layers:
             for part in layer:
-                part.normal_()
+                for rows in part.split(65_536):
+                    rows.copy_(torch.randn(rows.shape, device=rows.device))
     return []
 
 
@@ -329,6 +333,25 @@ async def share(model: PreTrainedModel, name: str) -> None:
             flush=True,
         )
         await engine.close()
+
+
+async def prompt(model: PreTrainedModel, name: str) -> None:
+    """One prompt of 32k tokens alone, then beside 64 requests that decode."""
+    length = 32768 - 64
+    engine = await engine_of(model, name, slots=128, slot_tokens=32768, prefix_tokens=0)
+    asked = requests([1] * 3, model.config.vocab_size, "p", length)
+    for number, each in enumerate(asked):  # another first token each: nothing is shared
+        asked[number] = replace(each, prompt=[number + 1, *each.prompt[1:]])
+    alone = [(await answer(engine, [each]))[0] for each in asked[:2]][-1]
+    await answer(engine, requests([256] * 64, model.config.vocab_size, "w"))
+    before = (await answer(engine, requests([256] * 64, model.config.vocab_size, "a")))[0]
+    running = asyncio.create_task(answer(engine, requests([256] * 64, model.config.vocab_size, "b")))
+    await asyncio.sleep(0.2)
+    beside = (await answer(engine, asked[2:]))[0]
+    after = (await running)[0]
+    print(f"\n## {name}: a prompt of {length:,} tokens takes {alone:.2f} s alone ({length / alone:,.0f} tok/s)")
+    print(f"and {beside:.2f} s beside 64 requests of 256 tokens, which take {after:.2f} s instead of {before:.2f}")
+    await engine.close()
 
 
 LONG: dict[str, Any] = {"seconds": None, "bytes": None}
@@ -441,7 +464,11 @@ async def floor(model: PreTrainedModel, name: str) -> None:
     weights = sum(tensor.nbytes for tensor in model.parameters())
     token = 2 * config.num_hidden_layers * config.num_key_value_heads * size * 2
     flops = 2 * weights / 2
-    print(f"\n## {name}: a step, {weights / 1e9:.2f} GB of weights, {token:,} bytes of KV a token; length 320")
+    if PRECISION["dtype"] == "fp8":  # all but head and embedding
+        outside = 2 * config.vocab_size * config.hidden_size * (1 if config.tie_word_embeddings else 2)
+        weights = (weights + outside) // 2
+    print(f"\n## {name}: a step in {PRECISION['dtype']}, {weights / 1e9:.2f} GB of weights", end=", ")
+    print(f"{token:,} bytes of KV a token; length 320")
     engine = await engine_of(model, name, slots=512, slot_tokens=1024, prefix_tokens=0)
     for count in (1, 16, 64, 128, 256, 512):
         await engine._get_thread().call(bare((count, 320)))
@@ -530,6 +557,7 @@ PARTS: dict[str, Any] = {
     "fixed": fixed,
     "lengths": lengths,
     "long": long,
+    "prompt": prompt,
     "share": share,
     "attention": attention,
     "flip": flip,
@@ -547,9 +575,12 @@ def main(arguments: list[str]) -> None:
         "--freeze", action="store_true", help="take what is alive at first out of the collector's sight"
     )
     parser.add_argument("--model", choices=SHAPES, nargs="*", default=["0.5B"])
+    parser.add_argument("--dtype", choices=["bfloat16", "float16", "fp8"], default="bfloat16", help="of the engine")
+    parser.add_argument("--kv-dtype", choices=["auto", "fp8"], default="auto", help="of its KV cache")
     parser.add_argument("--long-seconds", type=float, help="stop `long` after so many seconds")
     parser.add_argument("--long-kv-gib", type=float, help="give `long` less memory than there is")
     options = parser.parse_args(arguments)
+    PRECISION.update(dtype=options.dtype, kv_dtype=options.kv_dtype)
     LONG["seconds"] = options.long_seconds
     LONG["bytes"] = None if options.long_kv_gib is None else int(options.long_kv_gib * 2**30)
     if "host" in options.parts:

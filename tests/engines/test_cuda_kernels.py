@@ -55,6 +55,11 @@ def triton_quantize() -> Any:
     return triton_quantize
 
 
+def gate(gate_up: torch.Tensor) -> torch.Tensor:
+    first, second = gate_up.float().chunk(2, dim=-1)
+    return torch.nn.functional.silu(first) * second
+
+
 def random(*shape: int) -> torch.Tensor:
     return torch.randn(*shape).to(DEVICE, DTYPE)
 
@@ -119,7 +124,7 @@ def test_soft_caps_and_sinks(
     pages, rows = paged(4, 700, 64)
     memory = (random(rows, kv, size), random(rows, kv, size))
     exact = tuple(part.float() for part in memory)
-    sinks_H = random(query) if sinks else None
+    sinks_H = random(query) + 8 if sinks else None  # as large as the sum of all other scores
     lanes, at = torch.tensor([3, 0, 1], device=DEVICE), torch.tensor([5, 699, 300], device=DEVICE)
     q = random(3, query, size) * 3
     found = triton_ops().decode(q, memory, heads, pages, lanes, at, splits, sinks_H)
@@ -152,7 +157,7 @@ def test_rows_of_8_bits(width: int) -> None:
     x, weight, delta = torch.randn(3, width, device=DEVICE), random(width), random(3, width)
     for found, wanted in (
         (triton_quantize().quantize_rows(random_ := random(3, width)), quantize_rows(random_.cpu())),
-        (triton_quantize().gate_and_quantize(wide := random(3, 2 * width)), BlockOps()._gate_and_quantize(wide.cpu())),
+        (triton_quantize().gate_and_quantize(wide := random(3, 2 * width)), quantize_rows(gate(wide.cpu()))),
         (
             triton_ops().add_norm_quantized(x.clone(), delta, weight, 1e-6),
             BlockOps().add_norm_quantized(x.cpu().clone(), delta.cpu(), weight.cpu().float(), 1e-6),
@@ -244,6 +249,26 @@ def test_products(rows: int) -> None:
         found = sum_planes(triton_ops().product(x, weight, added))
         assert close(found, BlockOps().product(*exact[:2], plain))
         assert close(triton_ops().gated(x, weight, added), BlockOps().gated(*exact[:2], plain))
+
+
+@pytest.mark.parametrize("rows", [1, 40])
+@pytest.mark.parametrize("biased", [False, True])
+def test_scaled_products_of_few_rows(rows: int, biased: bool) -> None:
+    from headway.engines.native import triton_products
+
+    torch.manual_seed(rows)
+    x, weight, bias = random(rows, 320), random(96, 320), random(96) if biased else None
+    left, right = ((part, torch.rand(len(part), 1, device=DEVICE) + 0.5) for part in (x, weight))
+    if not INTERPRETED:  # which does not round to 8 bits as a GPU does, but multiplies and scales any numbers
+        left, right = ((part[0].to(FP8), part[1]) for part in (left, right))
+    exact = [part[0].float() * part[1] for part in (left, right)]
+    wide = None if bias is None else bias.float()
+    found = sum_planes(triton_products.product_scaled(QuantizedRows(*left), QuantizedRows(*right), bias))
+    assert close(found, BlockOps().product(*exact, wide))
+    if bias is None:
+        assert close(
+            triton_products.gated_scaled(QuantizedRows(*left), QuantizedRows(*right)), BlockOps().gated(*exact, None)
+        )
 
 
 def state_of(rows: list[dict[int, int]]) -> torch.Tensor:

@@ -79,11 +79,15 @@ def test_what_is_trained_is_what_the_plain_model_says_and_layers_are_checkpointe
 
 
 @pytest.mark.parametrize(
-    "kind", ["gemma2", "gpt_oss", "bloom", "nemotron", "deepseek_v3", "qwen3_next", "lfm2", "mamba2"]
+    "kind",
+    ["gemma2", "gpt_oss", "bloom", "nemotron", "deepseek_v3", "qwen3_next", "lfm2", "mamba2", "cohere2", "granite"],
 )
 def test_caps_sinks_and_layers_with_a_memory_are_trained_as_the_plain_model_computes_them(kind: str) -> None:
     model = make_family(kind)
-    model.config.final_logit_softcapping = None  # a cap of the logits themselves is refused
+    if kind == "gemma2":
+        model.config.final_logit_softcapping = 0.5
+    if kind == "granite":
+        model.config.logits_scaling = 3.0
     rows, wanted = rows_of(model, 17)
     policy = PolicyModel(deepcopy(model), LocalSettings())
     (pack,) = pack_rows(rows, budget=100)
@@ -91,6 +95,15 @@ def test_caps_sinks_and_layers_with_a_memory_are_trained_as_the_plain_model_comp
     assert found.tolist() == pytest.approx(wanted, abs=1e-4)
     found.sum().backward()  # type: ignore[no-untyped-call]
     assert all(bool(one.grad.isfinite().all()) for one in policy.trainable().values() if one.grad is not None)
+
+
+def test_a_mixture_that_cannot_replay_the_routing_of_engines_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    policy = PolicyModel(make_family("phimoe"), LocalSettings())
+    assert not policy.replays_routing
+    assert (
+        "PhimoeForCausalLM does not choose its experts by topk: the trainer routes by itself" in capsys.readouterr().err
+    )
+    assert PolicyModel(make_family("mixtral"), LocalSettings()).replays_routing and not capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", ["olmoe", "opt"])

@@ -25,6 +25,7 @@ from headway.engines.native.quantized_products import (
     Matrix,
     QuantizedRows,
     multiply_quantized,
+    quantize,
     quantize_rows,
     read_kv_rows,
     write_kv_rows,
@@ -103,13 +104,13 @@ class BlockOps:
     def product(self, x_TE: Matrix, weight: Matrix, bias: Tensor | None) -> Tensor:
         """Return x · weightᵀ + bias."""
         if isinstance(weight, QuantizedRows):
-            return multiply_quantized(x_TE, weight, bias)
+            return self._multiply_scaled(quantize(x_TE), weight, bias)
         return self._multiply(x_TE, weight, bias)  # type: ignore[arg-type]
 
     def gated(self, x_TE: Matrix, weight: Matrix, bias: Tensor | None) -> Matrix:
         """Return silu(first half of the product) · second half, quantized as the weight is."""
         if isinstance(weight, QuantizedRows):
-            return self._gate_and_quantize(multiply_quantized(x_TE, weight, bias))
+            return self._multiply_gated_scaled(quantize(x_TE), weight, bias)
         return self._multiply_gated(x_TE, weight, bias)  # type: ignore[arg-type]
 
     def gate(self, gate_up: Tensor, dtype: torch.dtype) -> Tensor:
@@ -122,8 +123,11 @@ class BlockOps:
     def _multiply_gated(self, x_TE: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return _gate(linear(x_TE, weight, bias)).to(x_TE.dtype)
 
-    def _gate_and_quantize(self, gate_up: Tensor) -> QuantizedRows:
-        return quantize_rows(_gate(gate_up))
+    def _multiply_scaled(self, x: QuantizedRows, weight: QuantizedRows, bias: Tensor | None) -> Tensor:
+        return multiply_quantized(x, weight, bias)
+
+    def _multiply_gated_scaled(self, x: QuantizedRows, weight: QuantizedRows, bias: Tensor | None) -> QuantizedRows:
+        return quantize_rows(_gate(multiply_quantized(x, weight, bias)))
 
     def add_norm(self, x_TE: Tensor, delta_TE: Tensor | None, weight_E: Tensor, eps: float) -> Tensor:
         """Add `delta` to the float32 stream `x` in place; returns its RMS norm in the type of the weight."""

@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 import torch
 
+from headway.models.model_checks import print_once
+
 _BUSY_PROGRAMS = 512
 """Number of programs that keeps a GPU of 132 multiprocessors busy."""
 _SHARE_TOKENS = 512
@@ -59,13 +61,28 @@ class DecodeGraphs:
         self._stream = stream
         self._pool = torch.cuda.graph_pool_handle()
         self._graphs: dict[DecodeShape, torch.cuda.CUDAGraph] = {}
+        self._captures = True
+        """Whether steps can be captured: some models talk to the host inside of them."""
 
     def run(self, shape: DecodeShape, step: DecodeStep, empty_step: DecodeStep) -> None:
         """Run a step of this shape; `empty_step` is the same on lanes without sequences."""
-        graph = self._graphs.get(shape)
-        if graph is None:
-            graph = self._graphs[shape] = self._capture(shape, step, empty_step)
-        graph.replay()
+        if shape not in self._graphs and self._captures:
+            self._try_capture(shape, step, empty_step)
+        if self._captures:
+            self._graphs[shape].replay()
+        else:
+            step(shape)
+
+    def _try_capture(self, shape: DecodeShape, step: DecodeStep, empty_step: DecodeStep) -> None:
+        """Capture a step, or run all steps as they are from now on and say so."""
+        try:
+            self._graphs[shape] = self._capture(shape, step, empty_step)
+        except RuntimeError as error:
+            if "captur" not in str(error).lower():
+                raise
+            self._captures = False  # the pool of memory is not valid any more, too
+            torch.cuda.synchronize()
+            print_once(f"decode steps run slowly, without CUDA graphs: {str(error).splitlines()[0]}")
 
     def _capture(self, shape: DecodeShape, step: DecodeStep, empty_step: DecodeStep) -> torch.cuda.CUDAGraph:
         empty_step(shape)

@@ -49,9 +49,14 @@ def quantize_rows(x_TK: Tensor) -> QuantizedRows:
     return QuantizedRows((x_TK.float() / scale).clamp(-LARGEST, LARGEST).to(FP8), scale)
 
 
+def quantize(x: Matrix) -> QuantizedRows:
+    """Quantize a matrix that is not in 8 bits yet."""
+    return x if isinstance(x, QuantizedRows) else quantize_rows(x)
+
+
 def multiply_quantized(x: Matrix, weight: QuantizedRows, bias: Tensor | None) -> Tensor:
     """Return x · weightᵀ + bias, in bfloat16 on a GPU; inputs that are not quantized yet are."""
-    rows = x if isinstance(x, QuantizedRows) else quantize_rows(x)
+    rows = quantize(x)
     if not rows.data.is_cuda:
         product = (rows.data.float() @ weight.data.float().t()) * rows.scale * weight.scale.t()
         return product if bias is None else product + bias.float()

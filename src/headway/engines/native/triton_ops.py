@@ -11,7 +11,7 @@ from torch.nn.functional import linear
 
 from headway.engines.native import block_ops, triton_attention, triton_products, triton_quantize, triton_sampling
 from headway.engines.native.block_ops import BlockOps, HeadShape, KeysValues, PageTable, RotaryTable
-from headway.engines.native.quantized_products import FP8, QuantizedRows
+from headway.engines.native.quantized_products import FP8, QuantizedRows, multiply_quantized
 from headway.engines.native.triton_launch import launch_options, wait_for_previous_kernel
 from headway.engines.native.triton_quantize import find_scale
 
@@ -176,8 +176,15 @@ class TritonBlockOps(BlockOps):
         _gated[grid](gate_up, out, WIDTH=width, BLOCK=1024, num_warps=4, **launch_options())
         return out
 
-    def _gate_and_quantize(self, gate_up: Tensor) -> QuantizedRows:
-        return QuantizedRows(*triton_quantize.gate_and_quantize(gate_up))
+    def _multiply_scaled(self, x: QuantizedRows, weight: QuantizedRows, bias: Tensor | None) -> Tensor:
+        if triton_products.is_faster_scaled(len(x.data)):
+            return triton_products.product_scaled(x, weight, bias)
+        return multiply_quantized(x, weight, bias)
+
+    def _multiply_gated_scaled(self, x: QuantizedRows, weight: QuantizedRows, bias: Tensor | None) -> QuantizedRows:
+        if bias is None and triton_products.is_faster_scaled(len(x.data)):
+            return QuantizedRows(*triton_quantize.quantize_rows(triton_products.gated_scaled(x, weight)))
+        return QuantizedRows(*triton_quantize.gate_and_quantize(multiply_quantized(x, weight, bias)))
 
 
 def _run_add_norm(

@@ -2,7 +2,7 @@
 
 Guarantees: no dropout, no padding, no logits beyond a chunk; tied embeddings are one tensor. A model whose tokens
 interact elsewhere than in attention (recurrent layers, for instance) computes the sequences of a pack one by one, which
-is slow, and one line says so. A model whose packed forward pass differs from its plain one (scaled logits) is refused
+is slow, and one line says so. A model whose packed forward pass differs from its plain one is refused
 when the `PolicyModel` is made, by a trial. `weights` are detached tensors under the names of `transformers`, with LoRA
 merged.
 
@@ -23,9 +23,10 @@ from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 from torch.utils.checkpoint import checkpoint
 
+from headway.algorithms.capped_logprobs import compute_capped_logps, read_logit_transform
 from headway.algorithms.logprobs import TokenLogps, compute_token_logps
 from headway.errors import ConfigError
-from headway.models.expert_routing import install_replay, replay_routing
+from headway.models.expert_routing import find_mixture, install_replay, replay_routing
 from headway.models.model_checks import find_attention_problem, print_once
 from headway.trainers.local import layer_functions, lora, tree_attention
 from headway.trainers.local.activation_offload import ActivationOffload
@@ -54,6 +55,10 @@ class PolicyModel:
         self.vocabulary = int(self.head.weight.shape[0])
         self.replays_routing = settings.routing_replay and install_replay(self.causal)
         """Whether the model is a mixture that computes with the experts of the engine."""
+        if settings.routing_replay and not self.replays_routing and find_mixture(self.causal) is not None:
+            kind = type(self.causal).__name__
+            print_once(f"{kind} does not choose its experts by topk: the trainer routes by itself (routing_replay)")
+        self._logit_transform = read_logit_transform(self.causal.config.get_text_config())
         self._check_packed_forward()
 
     def logps(self, pack: TokenPack) -> TokenLogps:
@@ -61,13 +66,17 @@ class PolicyModel:
         return self._logps_of_hidden(compute_hidden_states(self.backbone, pack)[pack.before_N], pack.chosen_N)
 
     def _logps_of_hidden(self, hidden_NH: Tensor, chosen_N: Tensor) -> TokenLogps:
-        temperature = self._settings.temperature
+        temperature, change, bias_V = self._settings.temperature, self._logit_transform, self.head.bias
+        if change.cap:
+            return compute_capped_logps(
+                hidden_NH, self.head.weight, chosen_N, bias_V=bias_V, temperature=temperature, transform=change
+            )
         return compute_token_logps(
             hidden_NH,
             self.head.weight,
             chosen_N,
-            bias_V=self.head.bias,
-            temperature=temperature,
+            bias_V=bias_V,
+            temperature=temperature / change.scale,
             keep=not self.activations.recompute and not self._settings.objective.entropy_coef,
         )
 

@@ -159,7 +159,7 @@ def test_fused_models_are_as_near_to_float32_as_plain_ones(kind: str, length: in
         results[how] = [logps.detach(), *(one.grad for one in policy.trainable().values())]  # type: ignore[misc]
     for exact, plain, *fused in zip(*results.values(), strict=True):
         for one in fused:
-            assert near(one, exact) < 1.3 * near(plain, exact) + 2e-3
+            assert near(one, exact) < 1.5 * near(plain, exact) + 4e-3
 
 
 def test_offloaded_tensors_leave_the_device() -> None:

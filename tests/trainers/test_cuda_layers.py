@@ -132,7 +132,10 @@ def model(kind: str = "qwen2", **options: Any) -> Any:
 
 @pytest.mark.parametrize("length", [200, 3500])
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
-def test_fused_models_are_as_near_to_float32_as_plain_ones(kind: str, length: int) -> None:
+def test_fused_models_are_as_near_to_float32_as_plain_ones(
+    kind: str, length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(long_attention, "LONG_SEQUENCE_TOKENS", 3000)
     rows, first = [], 0
     for number in range(6):
         tokens = tuple(

@@ -162,5 +162,10 @@ class _Linears(torch.autograd.Function):
             if ctx.needs_input_grad[0]:
                 grad_x_TE = grad_TE @ weight if grad_x_TE is None else grad_x_TE.addmm_(grad_TE, weight)
             found.append(grad_TE.t() @ x_TE if ctx.needs_input_grad[1 + 2 * number] else None)
-            found.append(grad_TE.sum(0) if ctx.needs_input_grad[2 + 2 * number] else None)
+            found.append(_sum_rows(grad_TE) if ctx.needs_input_grad[2 + 2 * number] else None)
         return grad_x_TE, *found
+
+
+def _sum_rows(x_TE: Tensor) -> Tensor:
+    """Return the sum over all rows as a matrix product, which is faster than a reduction along strides."""
+    return (x_TE.new_ones(1, len(x_TE)) @ x_TE)[0]

@@ -17,7 +17,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from headway.models.model_checks import print_once
 from headway.trainers.local.tree_packing import PromptTree
 
-LONG_SEQUENCE_TOKENS = 3072
+LONG_SEQUENCE_TOKENS = 8192
 """Mean length from which the members of a pack are computed one by one."""
 
 
@@ -82,7 +82,7 @@ def _check_cudnn(device: torch.device, dtype: torch.dtype, heads: int, key_heads
                 q, k, v = (x.to(wide, copy=True).requires_grad_() for x in inputs)
                 out = attend(q, k, v, None)
                 found.append([out, *torch.autograd.grad((out * weight).sum(), (q, k, v))])
-        worst = max(float((a - b).norm() / b.norm()) for a, b in zip(*found, strict=True))
+        worst = max(float((a - b).detach().norm() / b.norm()) for a, b in zip(*found, strict=True))
         problem = f"its results are {worst:.2g} off" if not worst < 3e-2 else None
     except RuntimeError as error:
         problem = str(error).partition("\n")[0]

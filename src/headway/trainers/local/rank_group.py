@@ -4,7 +4,7 @@ A learner asks its rank group for everything that depends on other ranks, so the
 `SINGLE_RANK` is the group of one process.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from headway.trainers.local.local_optimizer import Optimizer
 from headway.trainers.local.policy_model import CriticModel, PolicyModel
 from headway.trainers.local.settings import LocalSettings, OptimizerSettings
 from headway.trainers.local.token_batch import TokenRow
-from headway.trainers.local.tree_packing import TokenPack, pack_rows
+from headway.trainers.local.tree_packing import TokenPack, iterate_packs
 
 
 class RankGroup(Protocol):
@@ -35,7 +35,7 @@ class RankGroup(Protocol):
     def make_optimizer(self, parameters: Mapping[str, nn.Parameter], settings: OptimizerSettings) -> Optimizer:
         """Return the optimizer of this rank's part of `parameters`."""
 
-    def make_packs(self, rows: Sequence[TokenRow], settings: LocalSettings) -> list[TokenPack]:
+    def make_packs(self, rows: Sequence[TokenRow], settings: LocalSettings) -> Iterable[TokenPack]:
         """Return this rank's share of `rows`. All ranks get as many packs; some packs may have no actions."""
 
     def all_reduce(self, sums: Tensor, maxima: Tensor) -> tuple[Tensor, Tensor]:
@@ -58,8 +58,9 @@ class _SingleRank:
     def make_optimizer(self, parameters: Mapping[str, nn.Parameter], settings: OptimizerSettings) -> Optimizer:
         return Optimizer(parameters, settings)
 
-    def make_packs(self, rows: Sequence[TokenRow], settings: LocalSettings) -> list[TokenPack]:
-        return pack_rows(rows, budget=settings.micro_batch_tokens, share=settings.share_prompts, device=settings.device)
+    def make_packs(self, rows: Sequence[TokenRow], settings: LocalSettings) -> Iterable[TokenPack]:
+        budget, share = settings.micro_batch_tokens, settings.share_prompts
+        return iterate_packs(rows, budget=budget, share=share, device=settings.device)
 
     def all_reduce(self, sums: Tensor, maxima: Tensor) -> tuple[Tensor, Tensor]:
         return sums, maxima

@@ -164,6 +164,11 @@ class _Bundle:
 
 def pack_rows(rows: Sequence[TokenRow], *, budget: int, share: bool = True, device: str = "cpu") -> list[TokenPack]:
     """Pack all rows into packs of at most `budget` tokens where that is possible."""
+    return list(iterate_packs(rows, budget=budget, share=share, device=device))
+
+
+def iterate_packs(rows: Sequence[TokenRow], *, budget: int, share: bool, device: str) -> Iterator[TokenPack]:
+    """Yield the packs of `pack_rows` one by one, so that a GPU can compute one while the next is made."""
     bundles = [
         bundle
         for _, members in groupby(rows, key=lambda row: row.group)
@@ -178,7 +183,8 @@ def pack_rows(rows: Sequence[TokenRow], *, budget: int, share: bool = True, devi
                 break
         else:
             packs.append((bundle.size, [bundle]))
-    return [_make_pack(inside, device) for _, inside in packs]
+    for _, inside in packs:
+        yield _make_pack(inside, device)
 
 
 def _bundle_group(rows: list[TokenRow], budget: int, share: bool) -> list[_Bundle]:

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 _GATE_BLOCK = 1024
-_NORM_PROGRAMS = 4
+_NORM_PROGRAMS = 8
 """Programs of a norm's backward pass on each multiprocessor; each adds up the weight gradient of its rows."""
 
 

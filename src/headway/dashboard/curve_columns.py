@@ -9,7 +9,7 @@ import math
 from array import array
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -37,7 +37,8 @@ class CurveColumns:
         self._recent.append((self.changes, point))
         if point.rewind:
             place = bisect_left(self.steps, point.step)
-            for column in (self.steps, self.times, *self._columns.values()):
+            del self.steps[place:]
+            for column in (self.times, *self._columns.values()):
                 del column[place:]
             for step in [step for step in self.held_out if step >= point.step]:
                 del self.held_out[step]
@@ -118,7 +119,7 @@ def _join(name: str, values: array[float], size: int) -> list[float | None]:
     return round_numbers(numbers.tolist())
 
 
-def round_numbers(values: Sequence[float]) -> list[float | None]:
+def round_numbers(values: Iterable[float]) -> list[float | None]:
     """Return numbers short enough to be sent; None for those that JSON does not have."""
     return [float(f"{value:.5g}") if math.isfinite(value) else None for value in values]
 

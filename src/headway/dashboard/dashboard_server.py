@@ -181,9 +181,10 @@ class DashboardServer:
         def write() -> None:
             sink = _PieceSink(lambda piece: asyncio.run_coroutine_threadsafe(pieces.put(piece), loop).result())
             try:
-                with gzip.open(sink, "wt", encoding="utf-8") as stream:  # type: ignore[call-overload]
+                with gzip.open(sink, "wt", encoding="utf-8") as stream:
                     seen = (one for one in read_event_log(view.directory) if low_s <= one.time_s <= high_s)
                     write_perfetto_trace(seen, stream)
+                sink.flush()
             finally:
                 asyncio.run_coroutine_threadsafe(pieces.put(None), loop).result()
 
@@ -225,7 +226,7 @@ class DashboardServer:
         revision, generation, changes = seen.get(run_id, (-1, -1, -1))
         if view.revision == revision:
             return None
-        head = self._catalogue.heads.get(run_id) or await self._catalogue.call(view.make_head)
+        head: dict[str, Any] = self._catalogue.heads.get(run_id) or await self._catalogue.call(view.make_head)
         points = view.columns.since(changes) if head["generation"] == generation else None
         seen[run_id] = (view.revision, head["generation"], view.columns.changes)
         news = {"head": head, "status": view.make_status(), "reading": more}
@@ -248,9 +249,6 @@ class _PieceSink:
         if self._held:
             self._send(bytes(self._held))
             self._held.clear()
-
-    def close(self) -> None:
-        self.flush()
 
 
 def open_listener(host: str, port: int) -> socket.socket:

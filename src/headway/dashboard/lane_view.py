@@ -25,7 +25,8 @@ def view_lanes(directory: Path, parts: Sequence[PartSummary], from_s: float, to_
     """Return what to draw between two times, with lanes of about `bins` columns."""
     seen = [part for part in parts if part.last_s >= from_s and part.first_s <= to_s]
     steps = [step for part in seen for step in part.steps if step[1] >= from_s and step[0] <= to_s]
-    versions = [row for part in seen for row in part.versions if from_s <= row[0] <= to_s]
+    before = [row for part in parts if part.first_s <= from_s for row in part.versions if row[0] < from_s][-1:]
+    versions = before + [row for part in seen for row in part.versions if from_s <= row[0] <= to_s]
     markers = [row for part in seen for row in part.markers if from_s <= row[0] <= to_s]
     found: dict[str, Any] = {
         "from": from_s,

@@ -35,7 +35,9 @@ _RECENT_STEPS = 8
 _SPARK_POINTS = 60
 _STATUS_EVERY_S = 0.9
 _ALIVE_S = 30.0
-_STATUS_TIMEOUT_S = 0.5
+_STATUS_TIMEOUT_S = 1.5
+_SILENT_EVERY_S = 15.0
+"""How often a run is asked that has not answered."""
 
 
 class RunView:
@@ -70,7 +72,8 @@ class RunView:
             self.columns, self._segments = CurveColumns(), []
         self._take_points()
         self._read_config()
-        if before != (self._log.generation, self._log.events) or self._ask():
+        has_answered = self._ask()
+        if has_answered or before != (self._log.generation, self._log.events):
             self.revision += 1
         return more
 
@@ -86,20 +89,31 @@ class RunView:
         self._segments = _make_segments([row for part in parts for row in part.segments])
 
     def _read_config(self) -> None:
-        """Read the configuration if its file is another one than before."""
-        path = self.directory / CONFIG_FILE
+        """Read the configuration if its file is another one than before; simulated runs have only that of origins."""
+        for path in (self.directory / CONFIG_FILE, self.directory / ORIGINS_FILE):
+            try:
+                changed_s = path.stat().st_mtime
+                if changed_s != self._config_s:
+                    tree = yaml.safe_load(path.read_text(encoding="utf-8")) if path.suffix == ".yaml" else {}
+                    given = [row[:2] for row in self._read_origins() if row[2] != "default"]
+                    self._given = flatten_mapping(tree if isinstance(tree, dict) else {}) or dict(given)
+                    self._config_s = changed_s
+                return
+            except (OSError, ValueError, yaml.YAMLError):
+                continue
+
+    def _read_origins(self) -> list[tuple[str, Any, str]]:
         try:
-            changed_s = path.stat().st_mtime
-            if changed_s != self._config_s:
-                tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-                self._given, self._config_s = flatten_mapping(tree if isinstance(tree, dict) else {}), changed_s
-        except (OSError, ValueError, yaml.YAMLError):
-            return
+            rows = json.loads((self.directory / ORIGINS_FILE).read_text(encoding="utf-8"))
+            return [(str(key), value, str(origin)) for key, value, origin in rows]
+        except (OSError, ValueError, TypeError):
+            return []
 
     def _ask(self) -> bool:
         """Ask the run for its status if the last answer is old. Return whether there is a new one."""
         now_s = time.monotonic()
-        if now_s - self._asked_s < _STATUS_EVERY_S:
+        is_silent = self._condition.startswith("does not answer")
+        if now_s - self._asked_s < (_SILENT_EVERY_S if is_silent else _STATUS_EVERY_S):
             return False
         self._asked_s, before = now_s, self._status
         try:
@@ -202,7 +216,8 @@ class RunView:
     def _make_family(self) -> str:
         """Return what runs that differ only in their seed have in common."""
         own = {"seed", "max_steps", *IGNORED_DIFFERENCES}
-        return json.dumps({key: str(value) for key, value in sorted(self._given.items()) if key not in own})
+        shared = {key: str(value) for key, value in sorted(self._given.items()) if key not in own}
+        return json.dumps(shared) if shared else ""
 
     def make_facts(self) -> list[tuple[str, str]]:
         return list_facts(self._given, self._segments)
@@ -247,12 +262,9 @@ class RunView:
 
     def make_config(self) -> list[tuple[str, Any, str]]:
         """Return key, value and origin of every option."""
-        try:
-            rows = json.loads((self.directory / ORIGINS_FILE).read_text(encoding="utf-8"))
-            return [(str(key), value, str(origin)) for key, value, origin in rows]
-        except (OSError, ValueError, TypeError):
-            if not self._given:
-                return []
+        rows = self._read_origins()
+        if rows or not self._given:
+            return rows
         usual = {key: value for key, value in list_leaves(Config()) if key not in self._given}
         rows = [(key, value, CONFIG_FILE) for key, value in self._given.items()]
         return rows + [(key, value, "default") for key, value in usual.items()]

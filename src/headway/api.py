@@ -15,8 +15,10 @@ import asyncio
 import json
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
@@ -42,6 +44,7 @@ __all__ = [
 
 Source = str | Mapping[str, Any]
 Overrides = Mapping[str, Any] | Iterable[str]
+R = TypeVar("R")
 T = TypeVar("T", bound=Callable[..., Any])
 StageT = TypeVar("StageT", bound="type[Stage[Any, Any]]")
 
@@ -151,7 +154,7 @@ def evaluate(
 
     prepared = prepare_run(load_config(source, [*_format_overrides(overrides), *_find_policy(source, overrides)]))
     tasks = select_evaluation_tasks(prepared, limit)
-    samples = asyncio.run(evaluate_policy(prepared, tasks, answers=answers))
+    samples = _call_beside_loop(lambda: asyncio.run(evaluate_policy(prepared, tasks, answers=answers)))
     return EvaluationReport(policy=prepared.policy.path, domains=summarize_answers(samples), samples=samples)
 
 
@@ -163,7 +166,8 @@ def simulate(
 
     more = [f"simulation.steps={steps}"] if steps is not None else []
     more += [f"seed={seed}"] if seed is not None else []
-    return simulate_run(load_config(source, [*_format_overrides(overrides), *more]))
+    resolved = load_config(source, [*_format_overrides(overrides), *more])
+    return _call_beside_loop(lambda: simulate_run(resolved))
 
 
 def plan(
@@ -175,13 +179,15 @@ def plan(
     from headway.sim.split_check import count_gpus_per_trainer_copy, make_split_check
 
     resolved = load_config(source, overrides)
-    return plan_gpu_split(
+    search = partial(
+        plan_gpu_split,
         make_scenario(resolved),
         gpus=gpus,
         alphas=alphas,
         trainer_gpus=count_gpus_per_trainer_copy(resolved),
         check=make_split_check(resolved),
     )
+    return _call_beside_loop(search)
 
 
 @asynccontextmanager
@@ -323,6 +329,16 @@ def _require_methods(registry: Registry[Any], name: str, entry: object, *methods
 
 def _refuse(registry: Registry[Any], name: str, problem: str, hint: str) -> NoReturn:
     raise ConfigError(problem, key=registry.kind, value=name, hint=hint)
+
+
+def _call_beside_loop(call: Callable[[], R]) -> R:
+    """Call a function that runs an event loop of its own: in a thread where one runs here already, as in a notebook."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return call()
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(call).result()
 
 
 def _find_policy(source: Source, overrides: Overrides) -> list[str]:

@@ -35,11 +35,9 @@ def import_object(path: str, *, key: str, kind: str) -> Any:
         if not hasattr(found, step):
             near = get_close_matches(step, dir(found), n=1)
             meant = f", did you mean {near[0]!r}?" if near else ""
-            gone = module == "__main__" and "it was defined in a notebook or a session that is gone"
-            again = f"put it into a file: {key}=my_file.py:{name}" if gone else None
-            raise ConfigError(
-                f"has no {step!r}{meant or f': {gone}' if gone else meant}", key=key, value=path, hint=again
-            )
+            if module == "__main__":
+                meant, hint = ": it was defined in a notebook or a session that is gone", f"{key}=my_file.py:{name}"
+            raise ConfigError(f"has no {step!r}{meant}", key=key, value=path, hint=hint)
         found = getattr(found, step)
     return found
 

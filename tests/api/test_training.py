@@ -48,6 +48,14 @@ def test_a_function_without_a_name_is_refused_before_anything_starts() -> None:
         headway.train({}, rewards={"mine": lambda text, row: 1.0})
 
 
+def test_a_notebook_simulates_beside_its_loop() -> None:
+    async def notebook() -> int:
+        small = {"rollout_batch_size": 2, "num_return_sequences_in_group": 2, "simulation.response_tokens.mean": 10}
+        return headway.simulate(small, steps=1).summary.trained
+
+    assert asyncio.run(notebook()) == 1
+
+
 def test_where_a_loop_runs_it_has_to_be_awaited() -> None:
     async def notebook() -> None:
         headway.train({})

@@ -15,7 +15,6 @@ from threading import Thread
 import pytest
 
 from headway.cli import main
-from headway.models.tiny_model import make_tiny_model
 
 
 class Hub(ThreadingHTTPServer):
@@ -24,6 +23,7 @@ class Hub(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.files: dict[str, bytes] = {}
+        self.refuses = False
         self.made: list[dict[str, object]] = []
         self.address = f"http://127.0.0.1:{self.server_address[1]}"
 
@@ -44,6 +44,9 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
         assert self.headers["Authorization"] == "Bearer secret"
+        if self.server.refuses:
+            self._answer({"error": "no rights"}, status=403)
+            return
         if self.path == "/api/repos/create":
             self.server.made.append(json.loads(body))
             self._answer({"url": f"{self.server.address}/me/model"})
@@ -51,16 +54,18 @@ class _Handler(BaseHTTPRequestHandler):
             asked = json.loads(body)["files"]
             files = [{"path": file["path"], "uploadMode": "regular", "shouldIgnore": False} for file in asked]
             self._answer({"files": files})
-        else:
+        elif "/commit/" in self.path:
             for line in body.splitlines():
                 row = json.loads(line)
                 if row["key"] == "file":
                     self.server.files[row["value"]["path"]] = base64.b64decode(row["value"]["content"])
             self._answer({"commitUrl": f"{self.server.address}/me/model/commit/1", "commitOid": "1", "success": True})
+        else:  # the card is checked
+            self._answer({"errors": [], "warnings": []})
 
-    def _answer(self, body: object) -> None:
+    def _answer(self, body: object, status: int = 200) -> None:
         data = json.dumps(body).encode()
-        self.send_response(200)
+        self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
@@ -83,13 +88,15 @@ def push(hub: Hub, *words: str) -> subprocess.CompletedProcess[str]:
 
 def test_a_checkpoint_is_pushed_without_the_state_of_its_optimizer(hub: Hub, tmp_path: Path) -> None:
     model = tmp_path / "step-00000004"
-    make_tiny_model(model, steps=1)
+    model.mkdir()
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        (model / name).write_text(f"contents of {name}", encoding="utf-8")
     for name in ("optimizer.safetensors", "trainer.json"):
         (model / name).write_text("{}", encoding="utf-8")
     done = push(hub, str(model), "me/model", "--private")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == f"{hub.address}/me/model"
-    assert hub.made[0]["private"] is True
+    assert hub.made[0]["visibility"] == "private"
     assert hub.files["model.safetensors"] == (model / "model.safetensors").read_bytes()
     assert {"config.json", "tokenizer.json", "README.md"} <= hub.files.keys()
     assert not {"optimizer.safetensors", "trainer.json"} & hub.files.keys()
@@ -111,3 +118,10 @@ def test_what_cannot_be_pushed_is_said_first(
     monkeypatch.setattr("huggingface_hub.get_token", lambda: "secret")
     assert main(["push", str(tmp_path), "me/model"]) == 2
     assert "holds no checkpoint" in capsys.readouterr().err
+
+
+def test_a_hub_that_refuses_leaves_a_way_to_try_again(hub: Hub, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
+    hub.refuses = True
+    done = push(hub, str(tmp_path), "me/model")
+    assert done.returncode == 1 and f"try again with: headway push {tmp_path} me/model" in done.stderr

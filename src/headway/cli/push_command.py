@@ -8,9 +8,10 @@ model card; the state of the optimizer stays here. `push_to_hub: me/my-model` do
 """
 
 import argparse
+import sys
 from pathlib import Path
 
-from headway.errors import ConfigError
+from headway.errors import ConfigError, HeadwayError
 from headway.launch.hub_upload import check_hub_access, upload_checkpoint
 from headway.runs.run_changes import CONFIG_FILE
 from headway.runs.run_directory import find_checkpoint_of_run
@@ -32,5 +33,9 @@ def run_command(args: argparse.Namespace) -> int:
     if checkpoint is None or not (checkpoint / "config.json").is_file():
         hint = "the directory of a run with a checkpoint, or a checkpoint"
         raise ConfigError("holds no checkpoint", key="push", value=str(args.source), hint=hint)
-    print(upload_checkpoint(checkpoint, args.repository, private=args.private))
+    try:
+        print(upload_checkpoint(checkpoint, args.repository, private=args.private))
+    except HeadwayError as error:
+        print(error, file=sys.stderr)
+        return 1
     return 0

@@ -33,7 +33,7 @@ from headway.monitor.live_display import LiveDisplay
 from headway.monitor.report_page import render_report_page
 from headway.monitor.report_tables import print_training_summary
 from headway.monitor.run_report import RunMonitor, make_run_report
-from headway.monitor.trackers import make_trackers
+from headway.monitor.trackers import GuardedSink, make_exports, make_trackers
 from headway.runs.dashboard_link import DashboardLink
 from headway.runs.run_changes import OptionChange
 from headway.runs.run_directory import LEDGER_FILE, RunDirectory, find_checkpoint_of_run
@@ -154,7 +154,13 @@ async def train_with_display(
         if dashboard:
             _print_link(stack.enter_context(DashboardLink(directory.path)), directory.path, console)
         changed = prepared.resolved.changed()
-        trackers = make_trackers(config.track_with, directory.path, project=config.exp_name, config=changed)
+        trackers: list[GuardedSink] = []
+        trackers += make_trackers(config.track_with, directory.path, project=config.exp_name, config=changed)
+        trackers += make_exports(
+            prometheus_port=config.prometheus_port,
+            opentelemetry_endpoint=config.opentelemetry_endpoint,
+            run=directory.path.name,
+        )
         for tracker in trackers:
             stack.callback(tracker.close)
         live = stack.enter_context(LiveDisplay(monitor, console, steps=config.max_steps))
@@ -200,12 +206,23 @@ def print_conclusion(prepared: PreparedRun, summary: RunSummary, console: Consol
     for what, where in found:
         console.print(f"{what:<12}{where}", soft_wrap=True, markup=False)
     if summary.finished:
-        repository, newest = prepared.resolved.config.push_to_hub, find_checkpoint_of_run(path, print)
-        if repository and newest is not None:
-            console.print(f"{'pushed to':<12}{upload_checkpoint(newest, repository)}", soft_wrap=True, markup=False)
-        return 0
+        return _push_to_hub(prepared, console)
     _print_how_to_resume(f"ended early after step {summary.trained}: {summary.reason}", path)
     return 1
+
+
+def _push_to_hub(prepared: PreparedRun, console: Console) -> int:
+    """Upload the last checkpoint if the configuration asks for it. Return 1 if the hub refuses."""
+    repository = prepared.resolved.config.push_to_hub
+    newest = find_checkpoint_of_run(prepared.directory, print) if repository else None
+    if repository is None or newest is None:
+        return 0
+    try:
+        console.print(f"{'pushed to':<12}{upload_checkpoint(newest, repository)}", soft_wrap=True, markup=False)
+    except HeadwayError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
 
 
 def _describe_trained_steps(directory: RunDirectory) -> str:

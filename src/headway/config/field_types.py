@@ -64,6 +64,8 @@ Count = Annotated[int, NumberRange(ge=1)]
 """An integer of at least 1."""
 Amount = Annotated[int, NumberRange(ge=0)]
 """An integer of at least 0."""
+Port = Annotated[int, NumberRange(ge=0, le=65535)]
+"""A port of TCP; 0: any that is free."""
 Real = Annotated[float, NumberRange(ge=0)]
 """A number that is not negative."""
 Signed = Annotated[float, NumberRange(ge=-1000, le=1000)]

@@ -31,6 +31,7 @@ from headway.config.field_types import (
     Nodes,
     NodeSize,
     PolicyLossName,
+    Port,
     Positive,
     Probability,
     Real,
@@ -74,6 +75,11 @@ class Config:
     """Number of newest checkpoints that are kept; older ones are removed when the next is complete. 0: all."""
     track_with: tuple[Literal["tensorboard", "wandb", "trackio", "mlflow", "swanlab", "jsonl"], ...] = ("tensorboard",)
     """Trackers that get the metrics of the run. An empty list: none."""
+    prometheus_port: Port | None = None
+    """Port of this machine's loopback interface where Prometheus finds the newest metrics. null: none."""
+    opentelemetry_endpoint: str | None = None
+    """Address of a collector that gets steps and pieces of work as spans, such as `http://127.0.0.1:4318/v1/traces`.
+    null: none."""
     push_to_hub: str | None = None
     """Repository `owner/name` of a model hub that gets the last checkpoint of a finished run. null: none."""
     eval_steps: Amount = 10

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 from headway.errors import ConfigError
 from headway.monitor.event_log import LoggedEvent
+from headway.monitor.metric_exports import OpenTelemetrySink, PrometheusWriter
 from headway.monitor.scalar_series import ScalarMeter, ScalarPoint
 from headway.monitor.tracker_writers import (
     METRICS_FILE,
@@ -58,24 +59,28 @@ def print_to_stderr(message: str) -> None:
     print(message, file=sys.stderr)
 
 
-class Tracker:
-    """A sink that gives the numbers of a run to one writer."""
+class ClosableSink(Protocol):
+    """A sink that has something to finish."""
 
-    def __init__(self, name: str, writer: TrackerWriter, on_failure: Callable[[str], None] = print_to_stderr) -> None:
+    def __call__(self, event: LoggedEvent) -> None: ...
+    def close(self) -> None: ...
+
+
+class GuardedSink:
+    """Passes events on to a sink of somebody else's, and switches it off with one line if it raises."""
+
+    def __init__(self, name: str, sink: ClosableSink, on_failure: Callable[[str], None] = print_to_stderr) -> None:
         self.name = name
         self.failure = ""
         """Why it was switched off; empty while it works."""
-        self._writer = writer
+        self._sink = sink
         self._on_failure = on_failure
-        self._meter = ScalarMeter()
 
     def __call__(self, event: LoggedEvent) -> None:
         if self.failure:
             return
         try:
-            point = self._meter(event)
-            if point is not None:
-                self._writer.write(point)
+            self._sink(event)
         except Exception as error:  # third-party code may raise anything, and must not stop a run
             self._switch_off(error)
 
@@ -83,13 +88,35 @@ class Tracker:
         if self.failure:
             return
         try:
-            self._writer.close()
+            self._sink.close()
         except Exception as error:  # third-party code may raise anything, and must not stop a run
             self._switch_off(error)
 
     def _switch_off(self, error: Exception) -> None:
         self.failure = f"{type(error).__name__}: {error}"
         self._on_failure(f"{self.name}: tracking is switched off for the rest of the run ({self.failure})")
+
+
+class Tracker(GuardedSink):
+    """A sink that gives the numbers of a run to one writer."""
+
+    def __init__(self, name: str, writer: TrackerWriter, on_failure: Callable[[str], None] = print_to_stderr) -> None:
+        super().__init__(name, _PointSink(writer), on_failure)
+
+
+class _PointSink:
+    """Measures events and writes the points that they make."""
+
+    def __init__(self, writer: TrackerWriter) -> None:
+        self._writer, self._meter = writer, ScalarMeter()
+
+    def __call__(self, event: LoggedEvent) -> None:
+        point = self._meter(event)
+        if point is not None:
+            self._writer.write(point)
+
+    def close(self) -> None:
+        self._writer.close()
 
 
 def make_trackers(
@@ -119,6 +146,16 @@ def make_trackers(
             raise ConfigError(problem, key="track_with", value=name, hint="leave it out to run without it") from error
         trackers.append(Tracker(name, writer, on_failure))
     return trackers
+
+
+def make_exports(*, prometheus_port: int | None, opentelemetry_endpoint: str | None, run: str) -> list[GuardedSink]:
+    """Return the exports for monitoring systems that a configuration asks for. Raises `ConfigError`."""
+    exports: list[GuardedSink] = []
+    if prometheus_port is not None:
+        exports.append(Tracker("prometheus", PrometheusWriter(prometheus_port, run)))
+    if opentelemetry_endpoint:
+        exports.append(GuardedSink("opentelemetry", OpenTelemetrySink(opentelemetry_endpoint, run)))
+    return exports
 
 
 def _check_tracker_name(name: str) -> None:

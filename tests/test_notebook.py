@@ -30,4 +30,4 @@ def test_the_notebook_runs() -> None:
     text = "".join(str(output.get("text", "")) for output in outputs)
     assert "True {1:" in text and "expected" in text
     seconds = [float(found) for found in re.findall(r"α = \d: +([\d.]+) s a step", text)]
-    assert len(seconds) == 3 and seconds[0] > seconds[1] > seconds[2]
+    assert len(seconds) == 3 and seconds[0] > max(seconds[1:])

@@ -70,7 +70,7 @@ def test_the_tree_names_every_package_and_nothing_else() -> None:
 def test_the_run_of_ones_own_is_a_configuration_and_what_is_compared_with_others_exists() -> None:
     start = (ROOT / "docs" / "start.md").read_text(encoding="utf-8")
     (written,) = re.findall(r"```yaml\n(.*?)```", start, re.DOTALL)
-    assert load_config(yaml.safe_load(written)).derived.samples_per_step == 64
+    assert load_config(yaml.safe_load(written)).derived.samples_per_step == 128
     keys = {part for option in iterate_options(Config) for part in (option.key, option.key.rpartition(".")[2])}
     table = start.partition("## Coming from TRL")[2].partition("\n## ")[0]
     ours = re.findall(r"^\|.*\|(.*)\|$", table, re.MULTILINE)[2:]

@@ -17,10 +17,11 @@ _REWARD = '''"""A reward takes the text of an answer and its row of the data, an
 
 
 def closeness(text, row):
-    """1 for the right sum, less the further off."""
+    """1 for the right sum, at most a half for others."""
     if not text.strip().isdigit():
         return 0.0
-    return max(0.0, 1 - abs(int(text) - int(row["answer"])) / 10)
+    off = abs(int(text) - int(row["answer"]))
+    return 1.0 if off == 0 else max(0.0, 0.5 - off / 10)
 '''
 _CONFIG = """# headway train run.yaml --dry-run     reads and checks everything, starts nothing
 # headway train run.yaml               trains; Ctrl-C stops it after the step, and the same command goes on
@@ -43,9 +44,9 @@ num_return_sequences_in_group: 8     # ... and answers to each; they are compare
 prompt_length: 16                    # in tokens
 response_length: 4
 
-max_steps: 30
-eval_steps: 10                       # held-out tasks are judged every ten steps, and before the first
-save_steps: 10                       # a checkpoint that transformers loads
+max_steps: 60
+eval_steps: 20                       # held-out tasks are judged every twenty steps, and before the first
+save_steps: 20                       # a checkpoint that transformers loads
 
 actor_train:
   training_args:

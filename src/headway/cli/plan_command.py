@@ -90,10 +90,10 @@ def plan_to_json(plan: GpuSplitPlan, top: int) -> dict[str, Any]:
 
 def make_ranking_table(plan: GpuSplitPlan, top: int) -> Table:
     """Make the table of the best options and of the synchronous one, whatever its rank."""
-    table = Table(title=f"{plan.gpus} GPUs", box=box.SIMPLE_HEAD, title_justify="left")
+    table = Table(title=f"{plan.gpus} GPUs", box=box.SIMPLE_HEAD, title_justify="left", padding=(0, 0), pad_edge=False)
     table.add_column("", justify="right")
     table.add_column("option", no_wrap=True)
-    for heading in ("tokens/s", "speed-up", "s/step", "length", "lag", "train busy", "engines", "slots", "dropped"):
+    for heading in ("tokens/s", "gain", "s/step", "length", "lag", "train", "engines", "slots", "drop"):
         table.add_column(heading, justify="right", no_wrap=True)
     for place, option in enumerate(plan.options, start=1):
         if place > top and not option.colocated:

@@ -164,7 +164,7 @@ def test_rows_of_8_bits(width: int) -> None:
         ),
     ):
         same = (found[0].cpu().view(torch.uint8) == wanted.data.view(torch.uint8)).float().mean()
-        assert float(same) > 0.97 and close(QuantizedRows(*found).restore().cpu(), wanted.restore())
+        assert float(same) > 0.95 and close(QuantizedRows(*found).restore().cpu(), wanted.restore())
         assert close(found[1].cpu(), wanted.scale)
 
 

@@ -74,6 +74,7 @@ def _train(args: argparse.Namespace, received: list[str]) -> int:
     """Train, append the names of signals to `received`, and return the exit code, whatever ended the run."""
     resolved = load_run_config(args.arguments)
     console = make_console()
+    print("checking model, data and rewards", file=sys.stderr)
     prepared = prepare_run(resolved)
     if args.resume and not (prepared.directory / LEDGER_FILE).exists():
         raise ConfigError("there is no run to go on with", key="output_dir", value=str(prepared.directory))

@@ -68,9 +68,9 @@ def _list_packages(resolved: ResolvedConfig) -> Iterator[RequiredPackage]:
     rank = config.actor_train.model_args.lora_rank
     if rank:
         yield RequiredPackage(module="peft", extra="lora", key="actor_train.model_args.lora_rank", value=str(rank))
-    for name in config.track_with:
-        if module := TRACKER_MODULES.get(name, ""):
-            yield RequiredPackage(module=module, extra="", key="track_with", value=name)
+    for tracker in config.track_with:
+        if module := TRACKER_MODULES.get(tracker, ""):
+            yield RequiredPackage(module=module, extra="", key="track_with", value=tracker)
     for tag, environment in config.custom_envs.items():
         if environment.env_type in _ENVIRONMENT_PACKAGES:
             module, extra = _ENVIRONMENT_PACKAGES[environment.env_type]
@@ -90,8 +90,7 @@ def _list_data_packages(resolved: ResolvedConfig) -> Iterator[RequiredPackage]:
     config = resolved.config
     blocks = {"actor_train": config.actor_train.data_args, "validation": config.validation.data_args}
     for role, data in blocks.items():
-        names = data.file_name if data is not None else ()
-        for name in [names] if isinstance(names, str) else names or ():
+        for name in data.file_name:
             known = {"hf": "datasets", "reasoning_gym": "reasoning_gym"}
             module = "pyarrow" if name.endswith(".parquet") else known.get(name.partition(":")[0], "")
             if module:

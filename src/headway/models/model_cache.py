@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -40,6 +41,7 @@ def make_once(root: Path, key: str, make: Callable[[Path], None]) -> Path:
             for leftover in root.glob(f"{key}.part-*"):
                 shutil.rmtree(leftover, ignore_errors=True)
             part = Path(tempfile.mkdtemp(prefix=f"{key}.part-", dir=root))
+            print(f"making {final}, once; later runs find it there", file=sys.stderr)
             try:
                 make(part)
                 part.chmod(0o755)

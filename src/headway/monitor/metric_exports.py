@@ -96,23 +96,23 @@ class OpenTelemetrySink:
         self._name = run
         self._open: dict[tuple[str, int], Any] = {}
 
-    def __call__(self, logged: LoggedEvent) -> None:
-        time_s, event = logged
+    def __call__(self, event: LoggedEvent) -> None:
+        time_s, what = event
         if self._zero_ns is None:
             self._zero_ns = time.time_ns() - int(time_s * 1e9)
             self._run = self._tracer.start_span(self._name, start_time=self._zero_ns + int(time_s * 1e9))
         self._last_ns = now_ns = self._zero_ns + int(time_s * 1e9)
-        if isinstance(event, StepBegin | ValidateBegin):
-            is_step = isinstance(event, StepBegin)
-            number = event.trained + is_step
+        if isinstance(what, StepBegin | ValidateBegin):
+            is_step = isinstance(what, StepBegin)
+            number = what.trained + is_step
             self._begin(("step" if is_step else "validate", number), now_ns, {"headway.step": number})
-        elif isinstance(event, StepEnd | ValidateEnd):
-            reward = {} if event.reward is None else {"headway.reward": event.reward}
-            self._end(("step" if isinstance(event, StepEnd) else "validate", event.trained), now_ns, reward)
-        elif isinstance(event, SpanBegin):
-            self._begin((event.who, event.span), now_ns, {"headway.work": event.name})
-        elif isinstance(event, SpanEnd):
-            self._end((event.who, event.span), now_ns, {})
+        elif isinstance(what, StepEnd | ValidateEnd):
+            reward = {} if what.reward is None else {"headway.reward": what.reward}
+            self._end(("step" if isinstance(what, StepEnd) else "validate", what.trained), now_ns, reward)
+        elif isinstance(what, SpanBegin):
+            self._begin((what.who, what.span), now_ns, {"headway.work": what.name})
+        elif isinstance(what, SpanEnd):
+            self._end((what.who, what.span), now_ns, {})
 
     def _begin(self, key: tuple[str, int], now_ns: int, facts: dict[str, Any]) -> None:
         parent = self._set_parent(self._run)

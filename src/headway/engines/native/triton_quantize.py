@@ -1,7 +1,7 @@
-"""Quantizes rows to fp8 in Triton: rows as they are, and rows of gates.
+"""Quantizes rows to fp8 in Triton: rows as they are, and rows of gates that are computed on the way.
 
-A program handles one row, or a piece of a row of gates: those are wide, so their largest magnitudes are found piece by
-piece while gates are computed, and a second kernel scales.
+A program handles one row. It reads the row twice, first for its largest magnitude; the second time it comes from the
+cache.
 """
 
 import torch
@@ -22,78 +22,47 @@ def find_scale(peak):
 
 
 @triton.jit
-def _round_row(value, scale):
-    return tl.minimum(tl.maximum(value * (1.0 / scale), -_LARGEST), _LARGEST)
+def _load_row(x, row, i, WIDTH: tl.constexpr, GATED: tl.constexpr):
+    here = i < WIDTH
+    if GATED:
+        at = x + row * (2 * WIDTH) + i
+        gate = tl.load(at, mask=here, other=0.0).to(tl.float32)
+        return gate * tl.sigmoid(gate) * tl.load(at + WIDTH, mask=here, other=0.0).to(tl.float32)
+    return tl.load(x + row * WIDTH + i, mask=here, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def _quantize(x, out, scales, WIDTH: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+def _quantize(x, out, scales, WIDTH: tl.constexpr, BLOCK: tl.constexpr, GATED: tl.constexpr, EARLY: tl.constexpr):
     wait_for_previous_kernel(EARLY)
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
-    value = tl.load(x + row * WIDTH + i, mask=i < WIDTH, other=0.0).to(tl.float32)
-    scale = find_scale(tl.max(tl.abs(value), 0))
+    peak = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, WIDTH, BLOCK):
+        peak = tl.maximum(peak, tl.abs(_load_row(x, row, start + i, WIDTH, GATED)))
+    scale = find_scale(tl.max(peak, 0))
     tl.store(scales + row, scale)
-    tl.store(out + row * WIDTH + i, _round_row(value, scale).to(out.dtype.element_ty), mask=i < WIDTH)
-
-
-@triton.jit
-def _gate(gate_up, out, peaks, WIDTH: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
-    wait_for_previous_kernel(EARLY)
-    row = tl.program_id(0).to(tl.int64)
-    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    at = gate_up + row * (2 * WIDTH) + i
-    gate = tl.load(at, mask=i < WIDTH, other=0.0).to(tl.float32)
-    value = gate * tl.sigmoid(gate) * tl.load(at + WIDTH, mask=i < WIDTH, other=0.0).to(tl.float32)
-    value = value.to(out.dtype.element_ty)
-    tl.store(out + row * WIDTH + i, value, mask=i < WIDTH)
-    tl.store(peaks + row * tl.num_programs(1) + tl.program_id(1), tl.max(tl.abs(value.to(tl.float32)), 0))
-
-
-@triton.jit
-def _quantize_by_peaks(
-    x, peaks, out, scales, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PIECES: tl.constexpr, PIECES_PAD: tl.constexpr,
-    EARLY: tl.constexpr,
-):  # fmt: skip
-    wait_for_previous_kernel(EARLY)
-    row = tl.program_id(0).to(tl.int64)
-    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    p = tl.arange(0, PIECES_PAD)
-    scale = find_scale(tl.max(tl.load(peaks + row * PIECES + p, mask=p < PIECES, other=0.0), 0))
-    tl.store(scales + row, scale, mask=tl.program_id(1) == 0)
-    value = tl.load(x + row * WIDTH + i, mask=i < WIDTH, other=0.0).to(tl.float32)
-    tl.store(out + row * WIDTH + i, _round_row(value, scale).to(out.dtype.element_ty), mask=i < WIDTH)
+    for start in range(0, WIDTH, BLOCK):
+        value = _load_row(x, row, start + i, WIDTH, GATED) / scale
+        value = tl.minimum(tl.maximum(value, -_LARGEST), _LARGEST)
+        tl.store(out + row * WIDTH + start + i, value.to(out.dtype.element_ty), mask=start + i < WIDTH)
 
 
 def quantize_rows(x_TK: Tensor) -> tuple[Tensor, Tensor]:
     """Return fp8 numbers and the scale of each row."""
-    width = x_TK.shape[-1]
-    out, scales = _allocate(x_TK, width)
-    block = triton.next_power_of_2(width)
-    warps = 4 if block <= 2048 else 8 if block <= 8192 else 32
-    _quantize[(len(out),)](
-        x_TK.contiguous(), out, scales, WIDTH=width, BLOCK=block, num_warps=warps, **launch_options()
-    )
-    return out, scales
+    return _run(x_TK.contiguous(), x_TK.shape[-1], gated=False)
 
 
 def gate_and_quantize(gate_up: Tensor) -> tuple[Tensor, Tensor]:
     """Return silu(first half) · second half of each row as fp8 numbers and a scale."""
-    width = gate_up.shape[-1] // 2
-    out, scales = _allocate(gate_up, width)
-    rows, block = len(out), min(1024, triton.next_power_of_2(width))
-    pieces = triton.cdiv(width, block)
-    gated = torch.empty(rows, width, dtype=gate_up.dtype, device=gate_up.device)
-    peaks = torch.empty(rows, pieces, dtype=torch.float32, device=gate_up.device)
-    _gate[(rows, pieces)](gate_up, gated, peaks, WIDTH=width, BLOCK=block, num_warps=4, **launch_options())
-    _quantize_by_peaks[(rows, pieces)](
-        gated, peaks, out, scales, WIDTH=width, BLOCK=block, PIECES=pieces,
-        PIECES_PAD=triton.next_power_of_2(pieces), num_warps=4, **launch_options(),
-    )  # fmt: skip
-    return out, scales
+    return _run(gate_up, gate_up.shape[-1] // 2, gated=True)
 
 
-def _allocate(x: Tensor, width: int) -> tuple[Tensor, Tensor]:
+def _run(x: Tensor, width: int, *, gated: bool) -> tuple[Tensor, Tensor]:
     rows = x.numel() // x.shape[-1]
     out = torch.empty(rows, width, dtype=torch.float8_e4m3fn, device=x.device)
-    return out, torch.empty(rows, 1, dtype=torch.float32, device=x.device)
+    scales = torch.empty(rows, 1, dtype=torch.float32, device=x.device)
+    block = min(4096, triton.next_power_of_2(width))
+    _quantize[(rows,)](
+        x, out, scales, WIDTH=width, BLOCK=block, GATED=gated, num_warps=8 if block > 1024 else 4, **launch_options()
+    )
+    return out, scales

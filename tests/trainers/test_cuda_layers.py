@@ -26,7 +26,8 @@ LIMIT = 8e-3
 
 def near(found: Tensor | None, wanted: Tensor | None) -> float:
     assert found is not None and wanted is not None
-    return float((found.double() - wanted.double()).norm() / wanted.double().norm())
+    found, wanted = found.detach().double(), wanted.detach().double()
+    return float((found - wanted).norm() / wanted.norm())
 
 
 def compare(function: Callable[..., Any], *shapes: tuple[int, ...]) -> float:

@@ -81,8 +81,8 @@ def _check_cudnn(device: torch.device, dtype: torch.dtype, heads: int, key_heads
             with torch.enable_grad():
                 q, k, v = (x.to(wide, copy=True).requires_grad_() for x in inputs)
                 out = attend(q, k, v, None)
-                found.append([out, *torch.autograd.grad((out * weight).sum(), (q, k, v))])
-        worst = max(float((a - b).detach().norm() / b.norm()) for a, b in zip(*found, strict=True))
+                found.append([out.detach(), *torch.autograd.grad((out * weight).sum(), (q, k, v))])
+        worst = max(float((a - b).norm() / b.norm()) for a, b in zip(*found, strict=True))
         problem = f"its results are {worst:.2g} off" if not worst < 3e-2 else None
     except RuntimeError as error:
         problem = str(error).partition("\n")[0]

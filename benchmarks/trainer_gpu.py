@@ -8,7 +8,7 @@
 Random weights of the shape of Qwen2.5, groups of at most eight answers of equal length to one prompt, one optimizer
 step a batch. MFU counts what mathematics needs: six operations for each weight and trained token, and those of causal
 attention, whatever is recomputed; the peak is that of dense bf16. The second figure counts attention as if every token
-saw the whole sequence, which is the convention of torchtitan and prime-rl.
+saw the whole sequence, which is the convention of torchtitan.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from headway.config import ResolvedConfig, load_config
+from headway.config.resolved_config import get_at_key
 from headway.settings import make_run_settings
 from headway.types import Task
 from tests.config.factory import only_problem
@@ -153,3 +154,22 @@ def test_names_with_dots_are_translated() -> None:
     reward = load_config({"rewards": {"judge.v1": judge}}).config.rewards["judge.v1"]
     assert reward.reward_fn == "llm_judge"
     assert reward.reward_args == {"judge_prompt": "p", "judge_model_type": "api"}
+
+
+@pytest.mark.parametrize(
+    ("given", "key", "value"),
+    [
+        ({"track_with": "stdout"}, "track_with", ()),
+        ({"eval_steps": -1}, "eval_steps", 0),
+        ({"use_policy_loss_type": "PG"}, "pg_variant", "vanilla"),
+        ({"rl_loss_coef": 0.0, "positive_loss_coef": 0.5, "use_topr_neg_loss_coef": 1.0}, "topr_positive_weight", 0.5),
+        ({"actor_train": {"model_args": {"lora_target": "all"}}}, "actor_train.model_args.lora_target", ()),
+        (
+            {"actor_train": {"training_args": {"lr_scheduler_type": "constant_with_warmup"}}},
+            "actor_train.training_args.lr_scheduler_type",
+            "constant",
+        ),
+    ],
+)
+def test_other_ways_of_roll_to_say_it_are_read(given: dict[str, Any], key: str, value: object) -> None:
+    assert get_at_key(load_config({"rpc_timeout": 1, **given}).config, key) == value

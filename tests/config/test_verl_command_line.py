@@ -243,3 +243,14 @@ def test_a_tool_that_has_no_counterpart_is_named(tmp_path: Path) -> None:
         load_config(None, [*GRPO, f"{TURNS}.tool_config_path={file}"])
     with pytest.raises(ConfigErrors, match="no such file"):
         load_config(None, [*GRPO, f"{TURNS}.tool_config_path=/x/weather.yaml"])
+
+
+def test_words_that_choose_files_of_verl_and_keys_like_known_ones_are_noted() -> None:
+    words = ["actor@actor_rollout_ref.actor=megatron_actor", "actor_rollout_ref.rollout.seed=1"]
+    words += ["actor_rollout_ref.actor.optim.betas=[0.9,0.95]", "--config-name=fully_async_dapo_trainer.yaml"]
+    resolved = load_config(None, [*GRPO, *words])
+    assert any("actor@actor_rollout_ref.actor=megatron_actor: changes nothing" in note for note in resolved.notes)
+    assert any("actor_rollout_ref.rollout.seed: changes nothing" in note for note in resolved.notes)
+    assert resolved.config.actor_train.training_args.adam_beta2 == 0.95
+    with pytest.raises(ConfigErrors, match="did you mean"):
+        load_config(None, [*GRPO, "actor_rollout_ref.rollout.temprature=1"])

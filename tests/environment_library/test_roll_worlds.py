@@ -82,9 +82,9 @@ def test_programs_run_before_the_answer_and_no_more_than_allowed(tmp_path: Path)
     assert "Code execution result: 42" in ran.text and ran.reward == 0.75 and not ran.done
     assert "ZeroDivisionError" in failed.text and "No more programs" in failed.text and failed.reward == 0.5
     assert answered.done and answered.reward == 1 and answered.info == {"programs": 2}
-    searching = {"tool_configs": [{"tool_id": "search", "tool_args": {"search_url": "http://localhost"}}]}
-    with pytest.raises(ConfigError, match="env_type: tools with"):
-        make_environment("roll_math", dataset_name=file, tools=searching)
+    for missing in ({"tool_id": "search"}, {"tool_id": "mcp", "tool_args": {"server_url": "http://localhost"}}):
+        with pytest.raises(ConfigError, match="env_type: tools with"):
+            make_environment("roll_math", dataset_name=file, tools={"tool_configs": [missing]})
 
 
 def test_a_program_that_is_asked_for_is_tested(tmp_path: Path) -> None:

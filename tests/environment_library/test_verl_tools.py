@@ -100,6 +100,21 @@ def test_a_search_asks_the_retrieval_server(retrieval: str) -> None:
     assert "Error" in bad.text
 
 
+def test_a_query_in_a_world_of_roll_asks_the_server_too(retrieval: str) -> None:
+    search = {"tool_id": "search", "tool_args": {"search_url": retrieval, "topk": 1}}
+
+    async def scene() -> tuple[str, Reply, Reply]:
+        world: Any = make_environment("roll_qa", tools={"tool_configs": [search], "max_tool_uses": 1})
+        world.reset(0, {"question": "Where?", "answer": "Oslo"})
+        first = await world.step("<search>Norway</search>")
+        return world.instructions, first, await world.step("<search>Oslo</search> <answer>Oslo</answer>")
+
+    instructions, found, answered = asyncio.run(scene())
+    assert "<search>" in instructions
+    assert "<information>Doc 1 (Title: Norway)" in found.text
+    assert (answered.done, answered.reward) == (True, 1)
+
+
 def test_a_server_that_is_silent_ends_the_episode() -> None:
     tools = {"tools": [{"name": "retrieval", "url": "http://127.0.0.1:9", "retries": 0}]}
     with pytest.raises(EnvironmentFailed, match=r"search: http://127\.0\.0\.1:9"):

@@ -59,7 +59,7 @@ def _replace_negative(off: Any) -> Rewrite:
 def _split_layer_names(value: Any) -> Any:
     """Return names given as one text with commas as a list; `all-linear` is the empty list here."""
     names = [name.strip() for name in value.split(",") if name.strip()] if isinstance(value, str) else value
-    return [] if names == ["all-linear"] else names
+    return [] if names in (["all-linear"], ["all"]) else names
 
 
 def _choose_trackers(value: Any) -> Any:
@@ -84,6 +84,15 @@ _REWRITES: Mapping[str, Rewrite] = {
     "dtype": _rename_value(
         {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "half": "fp16", "float": "fp32"}, strict=False
     ),
+    "schedule": _rename_value({"constant_with_warmup": "constant"}, strict=False),
+    "optimizer": _rename_value(
+        {
+            **dict.fromkeys(("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_apex_fused"), "adamw"),
+            **dict.fromkeys(("adamw_bnb_8bit", "paged_adamw_8bit"), "adamw_8bit"),
+        },
+        strict=False,
+    ),
+    "trackers_of_roll": lambda value: [] if value in ("stdout", ["stdout"]) else value,
     "resume_flag": _rename_value({True: "auto", False: "never"}, strict=False),
 }
 

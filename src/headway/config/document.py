@@ -69,11 +69,12 @@ def nest_values(values: Mapping[KeyPath, Any]) -> dict[str, Any]:
 def find_near_name(name: str, known: Iterable[str]) -> str | None:
     """Return the known name that `name` may be a mistake for: alike as a whole, and in each of its words.
 
-    Where one has more words than the other, the first words are compared.
+    Where one has more words than the other, the first words are compared. Words of two letters may differ.
     """
     for one in get_close_matches(name, [*known], 3, _NEAR):
         words, others = name.split("_"), one.split("_")
-        pairs = [*zip(words, others, strict=False)][: None if len(words) == len(others) else 1]
+        pairs = [*zip(words, others, strict=False)]
+        pairs = [pair for pair in pairs if min(map(len, pair)) > 2] if len(words) == len(others) else pairs[:1]
         if all(SequenceMatcher(None, *pair).ratio() >= _NEAR_WORD for pair in pairs):
             return one
     return None

@@ -25,7 +25,7 @@ _OPTIONS = {
 }
 _PROGRAM = re.compile(r"(?:[^=]*/)?(?:python[\d.]*|torchrun|[^=]*\.py)")
 _GROUP = re.compile(r"[+]*[\w/]+@[\w.]+=\S*")
-_OWN_FILE = re.compile(r"\w*(?:(?:ppo|grpo)\w*trainer|multiturn\w*grpo\w*)(?:\.ya?ml)?")
+_OWN_FILE = re.compile(r"\w*(?:(?:ppo|grpo|dapo)\w*trainer|multiturn\w*grpo\w*)(?:\.ya?ml)?")
 _OTHER_MODULES = {
     "sft": "supervised fine-tuning",
     "vla": "vision-language-action models",

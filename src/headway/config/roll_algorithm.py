@@ -27,9 +27,13 @@ def translate_roll_algorithm(entries: ConfigEntries, notes: list[str], problems:
     if given.take("importance_sampling") == "seq":
         given.give("pg_variant", "gspo", "importance_sampling: seq")
     _choose_normalization(given)
+    _translate_topr(given)
     _translate_steps(given)
     _translate_shared_devices(given)
     _replace_half_precision(given)
+    for key in ("eval_steps", "save_steps"):  # none of them, if it is less than 0
+        if isinstance(given.get(key), int) and given.get(key) < 0:
+            given.give(key, 0 * given.take(key), f"{key} below 0")
     return given.entries
 
 
@@ -100,6 +104,23 @@ def _choose_normalization(given: ForeignEntries) -> None:
     if given.get("reward_normalization.method") is None:
         for key in ("norm_mean_type", "norm_std_type"):
             given.give_default(key, "none", _NAME)
+
+
+def _translate_topr(given: ForeignEntries) -> None:
+    """Translate the coefficients that older versions have for TOPR, where no other loss is added to it."""
+    weights: dict[str, tuple[str, ...]] = {"topr_negative_weight": ("use_topr_neg_loss_coef",)}
+    weights["topr_positive_weight"] = ("positive_loss_coef", "postive_loss_coef")
+    found = {ours: next(filter(None, map(given.get, names)), 0.0) for ours, names in weights.items()}
+    if not any(found.values()) or given.get("rl_loss_coef") != 0:
+        if given.get("use_topr_loss") is True:
+            given.take("use_topr_loss")
+            given.give("pg_variant", "topr", "use_topr_loss")
+        return
+    given.give("pg_variant", "topr", "positive_loss_coef and use_topr_neg_loss_coef")
+    for ours, names in weights.items():
+        given.give(ours, found[ours], names[0])  # the schema refuses what is no number
+    for name in ("rl_loss_coef", "use_topr_loss", *(name for names in weights.values() for name in names)):
+        given.take(name)
 
 
 def _translate_steps(given: ForeignEntries) -> None:

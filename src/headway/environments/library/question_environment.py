@@ -6,7 +6,8 @@
 
 `dataset_name` is a file, a folder or a data set of the hub; the seed draws a row. A task that brings the columns itself
 is asked as it is. With `tools`, a turn that holds a Python program runs it in the sandbox and goes on with what it
-printed; `max_tool_uses` programs are run, and any other turn is the answer.
+printed, and one with a query between `<search>` tags with what a retrieval server found; `max_tool_uses` such turns are
+played, and any other turn is the answer.
 """
 
 import re
@@ -18,7 +19,9 @@ from typing import Any
 from headway.config import DataArgs
 from headway.data.data_entries import open_entries
 from headway.environments.text_environment import Reply
+from headway.environments.tools.base import Tool
 from headway.environments.tools.python_tool import make_python_tool
+from headway.environments.tools.retrieval_tool import make_retrieval_tool
 from headway.errors import ConfigError, EnvironmentFailed, RewardError
 from headway.rewards.base import make_extractor
 from headway.rewards.code_reward import make_code_reward
@@ -37,6 +40,8 @@ _TOOL_HINT = (
     "You may run a Python program first: write it between <python> and </python> or in a fenced block. "
     "What it prints is the next message."
 )
+_SEARCH_HINT = "You may search first: write a query between <search> and </search>. What is found is the next message."
+_QUERY = re.compile(r"<search>(.*?)</search>", re.DOTALL)
 _LAST_CALL = "No more programs are run. Give the final answer."
 _DEFAULT_KEYS = {"math": ("problem", "answer"), "qa": ("question", "answer"), "code": ("problem", "tests")}
 _DEFAULT_KEYS["logic"] = _DEFAULT_KEYS["qa"]
@@ -78,9 +83,9 @@ class QuestionEnvironment:
         self._part = "all" if kind == "code" else "boxed" if boxed or kind == "math" else "tag:answer"
         self._extract = make_extractor(self._part)
         self._reward = self._make_reward(kind, max_tests)
-        self._tools = _PythonCalls(tools) if tools else None
+        self._tools = _ToolCalls(tools) if tools else None
         self.max_steps = max_steps or (1 if self._tools is None else self._tools.most + 1)
-        hints = [_ANSWER_HINTS[self._part], *([] if self._tools is None else [_TOOL_HINT])]
+        hints = [_ANSWER_HINTS[self._part], *([] if self._tools is None else self._tools.hints)]
         self.instructions = "\n".join(hints)
         self._rows = _read_questions(dataset_name, split or "train") if dataset_name else ()
         for column in (self._question, self._answer):
@@ -106,9 +111,13 @@ class QuestionEnvironment:
         return str(self._row[self._question])
 
     async def step(self, action: str) -> Reply:
-        if self._tools is not None and self._calls < self._tools.most and (program := find_program(action)) is not None:
+        if (
+            self._tools is not None
+            and self._calls < self._tools.most
+            and (call := self._tools.find(action)) is not None
+        ):
             self._calls += 1
-            return await self._tools.run(program, is_last=self._calls == self._tools.most)
+            return await self._tools.run(*call, is_last=self._calls == self._tools.most)
         try:
             score = (await self._reward.score_text(action, self._row)).value
         except RewardError as error:
@@ -123,8 +132,8 @@ def find_program(action: str) -> str | None:
     return None if found is None else (found[1] or found[2] or "").strip()
 
 
-class _PythonCalls:
-    """What a turn with a program earns, and how many there may be."""
+class _ToolCalls:
+    """What a turn with a program or a query earns, and how many there may be."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         given = dict(options)
@@ -134,19 +143,37 @@ class _PythonCalls:
         self._success_reward = float(given.pop("tool_success_reward", 0.0))
         if given:
             raise ConfigError("has other options", key="tools", value=list(given), hint="max_tool_uses, tool_reward, …")
-        for config in configs:
-            if config.get("tool_id") != "python_code":
-                problem = "needs a server of its own, which is not asked here"
-                hint = "env_type: tools with {name: search, files: […]} or {name: mcp, command: …}; or python_code"
-                raise ConfigError(problem, key="tool_id", value=config.get("tool_id"), hint=hint)
-        arguments = configs[0].get("tool_args") or {} if configs else {}
-        self._tool = make_python_tool(timeout_s=float(arguments.get("timeout", 5)))
+        self._python: Tool | None = None
+        self._search: Tool | None = None
+        for config in configs or [{"tool_id": "python_code"}]:
+            kind, arguments = config.get("tool_id"), config.get("tool_args") or {}
+            timeout_s = float(arguments.get("timeout", 5))
+            if kind == "python_code":
+                self._python = make_python_tool(timeout_s=timeout_s)
+            elif kind == "search" and arguments.get("search_url"):
+                most = int(arguments.get("topk", 3))
+                self._search = make_retrieval_tool(url=arguments["search_url"], most=most, timeout_s=timeout_s)
+            else:
+                hint = "python_code; search with a search_url; or env_type: tools with {name: mcp, command: …}"
+                raise ConfigError("needs a server of its own", key="tool_id", value=kind, hint=hint)
+        self.hints = [*([_TOOL_HINT] if self._python else []), *([_SEARCH_HINT] if self._search else [])]
 
-    async def run(self, program: str, *, is_last: bool) -> Reply:
-        printed = await self._tool.call({"code": program})
-        failed = printed.endswith("]") and ("[exit code" in printed or "[ended:" in printed)
+    def find(self, action: str) -> tuple[str, str] | None:
+        """Return the kind of a turn's call, and its program or query; `None` for an answer."""
+        if self._search is not None and (query := _QUERY.search(action)) is not None:
+            return "search", query[1].strip()
+        program = None if self._python is None else find_program(action)
+        return None if program is None else ("python", program)
+
+    async def run(self, kind: str, content: str, *, is_last: bool) -> Reply:
+        if kind == "search" and self._search is not None:
+            text, failed = f"<information>{await self._search.call({'query': content})}</information>", False
+        else:
+            assert self._python is not None
+            printed = await self._python.call({"code": content})
+            failed = printed.endswith("]") and ("[exit code" in printed or "[ended:" in printed)
+            text = f"Code execution result: {printed}"
         reward = self._reward + (0.0 if failed else self._success_reward)
-        text = f"Code execution result: {printed}"
         return Reply(f"{text}\n{_LAST_CALL}" if is_last else text, reward)
 
 

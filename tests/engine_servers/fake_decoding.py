@@ -123,6 +123,13 @@ class Decoder:
         self.model.load(directory)
         self.loads.append(directory.name)
 
+    def load_rows(self, rows: list[list[float]], name: str) -> None:
+        """In place, as `load` does."""
+        assert isinstance(self.model, Table)
+        self.loaded_while_running += len(self.running)
+        self.model.rows = rows
+        self.loads.append(name)
+
     def _step(self, sequence: Sequence) -> None:
         if not sequence.made:
             known = self.prefixes.setdefault((sequence.salt, tuple(sequence.prompt)), self.label)

@@ -9,10 +9,15 @@ of vLLM was held against a real one (tests/vllm) and does as that does.
 
 from __future__ import annotations
 
+import array
 import asyncio
+import base64
 import contextlib
+import io
 import json
 import os
+import pickle
+import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -20,7 +25,8 @@ from typing import Any
 
 from aiohttp import web
 
-from tests.engine_servers.fake_decoding import Decoder, Sequence, Table, Transformer, counting_rows
+from headway.weights.shared_memory import SharedSegment
+from tests.engine_servers.fake_decoding import TENSOR, Decoder, Sequence, Table, Transformer, counting_rows
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -40,6 +46,13 @@ class FakeServer:
         self.sick = ""
         """Every health check fails with this."""
         self.broken_load = False
+        self.hangs_at = ""
+        """A path whose next call is never answered, as by a process that was stopped."""
+        self.stops_at = ""
+        """A path whose next call stops this process."""
+        self.update: dict[str, Any] | None = None
+        """What has come since an update was started."""
+        self.asleep = False
         self.asked: list[dict[str, Any]] = []
         """Every request for tokens."""
         self.more: dict[str, Handler] = {}
@@ -77,7 +90,7 @@ class FakeServer:
             transport.abort()
         await self.stop()
         self.decoder = self._make()
-        self.sick = ""
+        self.sick, self.update = "", None
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         handler = self.end_of(request)
@@ -86,6 +99,11 @@ class FakeServer:
         transport = request.transport
         assert transport is not None
         self._transports.add(transport)
+        if request.path == self.stops_at:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if request.path == self.hangs_at:
+            self.hangs_at = ""
+            await asyncio.sleep(3600)
         try:
             return await handler(request)
         finally:
@@ -146,11 +164,19 @@ class FakeServer:
 
 
 class FakeVllmServer(FakeServer):
-    """With `VLLM_SERVER_DEV_MODE=1` unless `dev_mode` is false. Without a model after a load that failed."""
+    """With `VLLM_SERVER_DEV_MODE=1` unless `dev_mode` is false. Without a model after a load that failed.
+
+    Weights in memory of a GPU lie in that of the host: a handle has the name of a segment in the place of the GPU's.
+    """
+
+    version = "0.32.0"
+    packed: bool | None = None
+    """What the init has said; from 0.28 on."""
 
     def routes(self) -> dict[str, Handler]:
         always: dict[str, Handler] = {
             "GET /health": self.health,
+            "GET /version": self.show_version,
             "GET /v1/models": self.models,
             "POST /v1/completions": self.completions,
         }
@@ -161,9 +187,16 @@ class FakeVllmServer(FakeServer):
             "POST /abort_requests": self.abort_requests,
             "POST /collective_rpc": self.collective_rpc,
             "POST /reset_prefix_cache": self.reset_prefix_cache,
-            "POST /update_weight_version": self.update_weight_version,
-            "GET /weight_info": self.weight_info,
+            "POST /init_weight_transfer_engine": self.init_weight_transfer_engine,
+            "POST /start_weight_update": self.start_weight_update,
+            "POST /update_weights": self.update_weights,
+            "POST /finish_weight_update": self.finish_weight_update,
+            "POST /sleep": self.sleep,
+            "POST /wake_up": self.wake_up,
         }
+        if self.version != "0.26.0":
+            development["POST /update_weight_version"] = self.update_weight_version
+            development["GET /weight_info"] = self.weight_info
         return always | (development if self.dev_mode else {})
 
     async def models(self, request: web.Request) -> web.Response:
@@ -226,9 +259,55 @@ class FakeVllmServer(FakeServer):
         self.decoder.abort(found)
         return web.json_response({"status": "aborted", "aborted": len(found)})
 
+    async def show_version(self, request: web.Request) -> web.Response:
+        return web.json_response({"version": self.version})
+
+    async def init_weight_transfer_engine(self, request: web.Request) -> web.Response:
+        info = (await request.json())["init_info"]
+        assert ("packed" in info) == (self.version != "0.26.0")
+        self.packed = info.get("packed")
+        return web.json_response({"message": "Weight transfer initialized"})
+
+    async def start_weight_update(self, request: web.Request) -> web.Response:
+        assert self.update is None and not self.asleep
+        self.update = {}
+        return web.json_response({"message": "Weight update started"})
+
+    async def update_weights(self, request: web.Request) -> web.Response:
+        info = (await request.json())["update_info"]
+        assert self.update == {} and (info["packed"] if self.version == "0.26.0" else self.packed)
+        self.update = info
+        return web.json_response({"message": "Weights updated"})
+
+    async def finish_weight_update(self, request: web.Request) -> web.Response:
+        assert self.update
+        info, self.update = self.update, None
+        (arguments,) = unpickle(info["ipc_handles_pickled"]).values()
+        assert arguments[1] == (sum(info["tensor_sizes"]),) and arguments[6] == "GPU-0"
+        segment, start = SharedSegment.attach(arguments[7]), arguments[3]
+        for name, shape, size in zip(info["names"], info["shapes"], info["tensor_sizes"], strict=True):
+            if name == TENSOR:
+                self.decoder.load_rows(read_rows(segment, start, shape), f"by {arguments[7][:5]}")
+            start += size
+        segment.close()
+        return web.json_response({"message": "Weight update finished"})
+
+    async def sleep(self, request: web.Request) -> web.Response:
+        assert request.query["level"] == "2" and not self.decoder.running
+        self.asleep = self.decoder.torn = True
+        return web.Response()
+
+    async def wake_up(self, request: web.Request) -> web.Response:
+        self.asleep = self.decoder.torn = False
+        self.decoder.go_on()
+        return web.Response()
+
     async def collective_rpc(self, request: web.Request) -> web.Response:
         body = await request.json()
-        assert body["method"] == "reload_weights"
+        if body["method"] == "headway_label":
+            self.decoder.label = body.get("kwargs", {}).get("label") or self.decoder.label
+            return web.json_response({"results": [self.decoder.label]})
+        assert body["method"] in ("reload_weights", "headway_load")
         try:
             if self.broken_load:
                 raise RuntimeError("CUDA error")
@@ -262,13 +341,41 @@ class FakeSglangServer(FakeServer):
         return {
             "GET /health": self.health,
             "GET /model_info": self.model_info,
+            "GET /server_info": self.server_info,
             "POST /generate": self.generate,
             "POST /abort_request": self.abort_request,
             "POST /pause_generation": self.pause_generation,
             "POST /continue_generation": self.continue_generation,
             "POST /update_weights_from_disk": self.update_weights_from_disk,
+            "POST /update_weights_from_tensor": self.update_weights_from_tensor,
+            "POST /release_memory_occupation": self.release_memory_occupation,
+            "POST /resume_memory_occupation": self.resume_memory_occupation,
             "POST /flush_cache": self.flush_cache,
         }
+
+    async def server_info(self, request: web.Request) -> web.Response:
+        return web.json_response({"version": "0.5.16", "tp_size": 1})
+
+    async def update_weights_from_tensor(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        (one,) = body["serialized_named_tensors"]
+        for name, (_, shape, _, start, _, _, uuid, handle, *_) in unpickle(one):
+            assert uuid == "GPU-0"
+            if name == TENSOR:
+                segment = SharedSegment.attach(handle)
+                self.decoder.load_rows(read_rows(segment, 4 * start, shape), f"by {handle[:5]}")
+                segment.close()
+        self.decoder.label = body["weight_version"]
+        return web.json_response({"success": True, "message": "Success"})
+
+    async def release_memory_occupation(self, request: web.Request) -> web.Response:
+        assert (await request.json())["tags"] == ["weights", "kv_cache"] and not self.decoder.running
+        self.asleep = True
+        return web.Response()
+
+    async def resume_memory_occupation(self, request: web.Request) -> web.Response:
+        self.asleep = False
+        return web.Response()
 
     async def model_info(self, request: web.Request) -> web.Response:
         return web.json_response({"model_path": "policy", "weight_version": self.decoder.label})
@@ -343,6 +450,23 @@ class FakeSglangServer(FakeServer):
         return web.Response(text="Cache flushed.")
 
 
+class WithoutTorch(pickle.Unpickler):
+    """Reads what torch would rebuild as its arguments."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        return (lambda *arguments: arguments) if module.startswith("torch") else super().find_class(module, name)
+
+
+def unpickle(text: str) -> Any:
+    return WithoutTorch(io.BytesIO(base64.b64decode(text))).load()
+
+
+def read_rows(segment: SharedSegment, start: int, shape: Any) -> list[list[float]]:
+    """A table of float32 in shared memory."""
+    flat = array.array("f", bytes(segment.buffer[start : start + 4 * shape[0] * shape[1]]))
+    return [list(flat[row * shape[1] : (row + 1) * shape[1]]) for row in range(shape[0])]
+
+
 async def _events(sequence: Sequence) -> AsyncIterator[tuple[list[tuple[int, float, str]], str]]:
     while True:
         what = await sequence.events.get()
@@ -355,9 +479,19 @@ async def _events(sequence: Sequence) -> AsyncIterator[tuple[list[tuple[int, flo
 KINDS: dict[str, type[FakeServer]] = {"vllm": FakeVllmServer, "sglang": FakeSglangServer}
 
 
+def read_stop_once() -> str:
+    """The path at which this process stops, unless one before it has done so."""
+    path, _, once = os.environ.get("STANDIN_STOPS", "").partition(" ")
+    if not path or Path(once).exists():
+        return ""
+    Path(once).touch()
+    return path
+
+
 async def serve(kind: str, port: int, decoder: Callable[[], Decoder]) -> None:
     """Until somebody posts to `/end`; then what has been seen is the answer."""
     server, over = KINDS[kind](decoder), asyncio.Event()
+    server.stops_at = read_stop_once()
 
     async def end(request: web.Request) -> web.Response:
         over.set()

@@ -35,12 +35,38 @@ def given(name: str | None = "vllm", role: str = "actor_infer", top: Any = None,
 def test_our_own_engine_stands_in_unless_it_is_said_where_the_server_is(name: str) -> None:
     plain = given(name)
     assert plain.derived.strategies["actor_infer"] == "native"
-    assert any(f"{name} is used as a server where" in note for note in plain.notes)
+    assert any(f"{name} is not installed for this interpreter, native is used" in note for note in plain.notes)
+    with pytest.raises(ConfigError, match="is not installed for this interpreter, and strict is set"):
+        given(name, top={"strict": True})
     for settings in ({"url": URL}, {"url": [URL, "http://other:8000"]}, {"launch": True}):
         served = given(name, **settings)
         assert served.derived.strategies["actor_infer"] == name
         assert not [note for note in served.notes if BASE in note]
         assert load_config(served.changed()).derived.strategies["actor_infer"] == name, "children read it again"
+
+
+def has_version(directory: Path, version: str) -> str:
+    """An interpreter for which this version is installed."""
+    python = directory / f"python-{version}"
+    python.write_text(f"#!/bin/sh\necho {version}\n")
+    python.chmod(0o755)
+    return str(python)
+
+
+def test_a_server_that_is_installed_is_used_by_its_name(tmp_path: Path) -> None:
+    for name, version, option in (("vllm", "0.26.0", "in_process"), ("sglang", "0.5.16", "launch")):
+        resolved = given(name, server_python=has_version(tmp_path, version), top={"strict": True})
+        config = resolved.config.actor_infer.strategy_args.strategy_config
+        assert resolved.derived.strategies["actor_infer"] == name and getattr(config, option)
+        assert not [note for note in resolved.notes if name in note]
+        check_server_requirements(resolved)
+    newer = given("vllm", server_python=has_version(tmp_path, "0.40.1")).notes
+    assert [note for note in newer if "vllm 0.40.1 is newer than what was tried (vllm 0.26 to 0.32)" in note]
+    with pytest.raises(ConfigError, match=r"vllm 0.25.0 is too old: 0.26 is needed"):
+        given("vllm", server_python=has_version(tmp_path, "0.25.0"))
+    images = given("vllm", server_python=has_version(tmp_path, "0.32.0"), top={"denoising.algorithm": "flow_grpo"})
+    assert images.derived.strategies["actor_infer"] == "native"
+    assert [note for note in images.notes if "vllm makes no images, native is used instead" in note]
 
 
 @pytest.mark.parametrize(
@@ -54,7 +80,7 @@ def test_our_own_engine_stands_in_unless_it_is_said_where_the_server_is(name: st
         ("vllm", "actor_infer", {"url": "http://host:port"}, "no address of a server"),
         ("vllm", "actor_infer", {"url": [URL, URL]}, "given twice"),
         ("vllm", "actor_infer", {"url": URL, "server_args": {"seed": 1}}, "for servers that we start"),
-        ("vllm", "actor_infer", {"server_python": "python3"}, "for servers that we start"),
+        ("native", "actor_infer", {"server_python": "python3"}, "for servers that we start"),
     ],
 )
 def test_mistakes_are_refused_with_the_key(name: str | None, role: str, settings: dict[str, Any], said: str) -> None:
@@ -74,6 +100,13 @@ def test_sglang_with_a_truncated_distribution_is_noted() -> None:
     assert not [note for note in load_config(None, words).notes if "SGLang" in note]
     noted = load_config(None, {**words, "actor_infer.generating_args.top_p": 0.9}).notes
     assert [note for note in noted if "before top_p" in note]
+
+
+def test_fewer_bits_are_noted_and_adapters_beside_the_policy_are_refused() -> None:
+    noted = given("vllm", launch=True, server_args={"quantization": "fp8"}).notes
+    assert [note for note in noted if "computes in fewer bits" in note]
+    with pytest.raises(ConfigError, match="a run serves one policy"):
+        given("vllm", launch=True, server_args={"enable-lora": True})
 
 
 @pytest.mark.parametrize("name", ["vllm", "sglang"])

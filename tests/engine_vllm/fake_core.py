@@ -17,6 +17,7 @@ from headway.errors import TransferError
 from headway.types import FinishReason
 from headway.weights.base import Manifest
 from headway.weights.shared_memory import PayloadReader, SharedSegment
+from headway.weights.shared_version import VersionBuffer
 
 
 class Running:
@@ -37,7 +38,7 @@ class FakeCore:
         self.wrong_label = ""
         """Told instead of the true one."""
         self.requests: dict[str, Running] = {}
-        self.working = True
+        self.working, self.asleep = True, False
         self._step_s = step_s
         self._task = asyncio.create_task(self._steps(), name="fake core")
 
@@ -66,12 +67,20 @@ class FakeCore:
     async def release(self) -> None:
         self.working = True
 
-    async def load(self, manifest: Manifest, segment: str, label: str) -> None:
+    async def load(self, manifest: Manifest, buffer: VersionBuffer, label: str) -> None:
         assert not self.requests and not self.working, "weights are changed while something runs"
-        room = SharedSegment.attach(segment)
+        assert not self.asleep, "weights are loaded into memory that is not there"
+        room = SharedSegment.attach(buffer.handle[0])
         self.says = int.from_bytes(room.buffer[: manifest.total_bytes], "little", signed=True)
         self.label = label
         room.close()
+
+    async def sleep(self) -> None:
+        assert not self.requests
+        self.asleep, self.says = True, -1
+
+    async def wake(self) -> None:
+        self.asleep = False
 
     async def close(self) -> None:
         self._task.cancel()
@@ -124,7 +133,6 @@ def make_engine(core: FakeCore, **options: Any) -> InProcessEngine:
     chosen: dict[str, Any] = {
         "slots": 4,
         "context_tokens": 128,
-        "make_buffer": SharedSegment.create,
         "check": check,
         "open_payload": PayloadReader().open,
         **options,

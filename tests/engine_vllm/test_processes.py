@@ -15,8 +15,8 @@ import pytest
 
 from headway.config import ResolvedConfig, load_config
 from headway.errors import ConfigError
-from headway.launch.inference_servers import ServerOptions, check_server_requirements, make_in_process_spec
-from headway.launch.transports import TransportPlan
+from headway.launch.in_process_engines import make_in_process_spec
+from headway.launch.inference_servers import ServerOptions, check_server_requirements
 from headway.processes.base import ChildSpec
 from headway.processes.child_process import ChildProcess, spawn_with_interpreter
 
@@ -77,7 +77,7 @@ def test_an_engine_is_started_with_what_a_server_would_be(tmp_path: Path) -> Non
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **config}))
     resolved = given(server_python="/venv/bin/python", server_args={"enforce_eager": True})
     servers = ServerOptions(resolved=resolved, model=tmp_path, device="cpu", replicas=1, slots=8, threads=3)
-    spec = make_in_process_spec(servers, TransportPlan(kind="shared_memory"), 0, [5])
+    spec = make_in_process_spec(servers, 0, [5])
     assert spec.args["launch"]["slots"] == 8 and spec.args["launch"]["extra"] == {"enforce_eager": True}
     assert spec.args["ends"] == [5] and json.loads(json.dumps(dict(spec.args))) == spec.args
     assert spec.env["OMP_NUM_THREADS"] == "3" and spec.env["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"

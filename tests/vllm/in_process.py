@@ -17,8 +17,8 @@ from typing import Any
 from headway.config import load_config
 from headway.engines.base import Progress, Request
 from headway.engines.remote_engine import RemoteEngine
-from headway.launch.inference_servers import ServerOptions, make_in_process_spec
-from headway.launch.transports import TransportPlan
+from headway.launch.in_process_engines import make_in_process_spec
+from headway.launch.inference_servers import ServerOptions
 from headway.processes.base import ChildSpec
 from headway.processes.child_process import (
     ChildProcess,
@@ -28,7 +28,7 @@ from headway.processes.child_process import (
 )
 from headway.types import FinishReason
 from headway.weights.weight_store import SharedArena, WeightStore
-from tests.vllm.server_pool import BASE, PYTHON, SETTINGS, SIZE, ServerPool, children
+from tests.vllm.server_pool import BASE, DEVICE, PYTHON, SETTINGS, SIZE, SMALL, ServerPool, children
 
 ROOT = Path(__file__).parents[2]
 
@@ -43,11 +43,13 @@ def servers(model: Path, logs: Path | None = None, **args: Any) -> ServerOptions
         f"{BASE}.strategy_config.in_process": True,
         f"{BASE}.strategy_config.server_python": PYTHON,
         f"{BASE}.strategy_config.server_args": {"enforce-eager": True, **args},
+        **SMALL,
     }
     return ServerOptions(
         resolved=load_config(None, words),
         model=model,
-        device="cpu",
+        device=DEVICE,
+        cache_bytes=1 << 30,
         replicas=1,
         slots=SETTINGS.slots,
         threads=2,
@@ -109,7 +111,7 @@ class InProcessPool:
 
     def engine(self, name: str = "engine/0", ends: tuple[int, ...] = ()) -> WatchedRemoteEngine:
         """Without weights, over the child of this name."""
-        spec = make_in_process_spec(servers(self.place.model), TransportPlan(kind="shared_memory"), 0, ends)
+        spec = make_in_process_spec(servers(self.place.model), 0, ends)
         changed = replace(
             spec,
             name=name,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.engines.vllm.in_process_engine import InProcessEngine
-from headway.launch.inference_servers import make_in_process_engine, make_llm
+from headway.launch.in_process_engines import make_in_process_engine, make_llm
 from headway.processes.parent_watchdog import tie_process_group_to_parent
 
 _made: list[InProcessEngine] = []

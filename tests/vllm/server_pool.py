@@ -23,10 +23,13 @@ from headway.engines.servers.vllm_dialect import VllmDialect
 from headway.launch.inference_servers import ServerOptions, make_server_command
 from headway.models.tiny_model import make_character_tokenizer
 from headway.types import FinishReason
+from headway.weights.device_memory import make_shareable_memory
 from tests.engines.factory import counting_model, make_model
 
 PYTHON = os.environ["HEADWAY_VLLM"]
 """Interpreter of an environment that has vLLM."""
+DEVICE: Any = os.environ.get("HEADWAY_VLLM_DEVICE", "cpu")
+"""With `cuda` the same tests run on a GPU, and weights reach the servers by CUDA IPC."""
 SIZE = 2048
 """Tokens that the models know, and that a context has: requests can be so long that there is time to disturb them."""
 DISTURBED_TOKENS = 1600
@@ -40,6 +43,8 @@ SHAPE: dict[str, Any] = {
 }
 SETTINGS = ServerSettings(slots=8, context_tokens=SIZE, drain_s=5.0)
 BASE = "actor_infer.strategy_args"
+SMALL = {f"{BASE}.strategy_config.gpu_memory_utilization": 0.05, "actor_infer.model_args.dtype": "fp32"}
+"""Several of them are on one GPU, and compute as the tests do."""
 
 
 class SharedServer:
@@ -101,11 +106,13 @@ def servers(model: Path, logs: Path | None = None, **args: Any) -> ServerOptions
         f"{BASE}.strategy_config.launch": True,
         f"{BASE}.strategy_config.server_python": PYTHON,
         f"{BASE}.strategy_config.server_args": {"enforce-eager": True, **args},
+        **SMALL,
     }
     return ServerOptions(
         resolved=load_config(None, words),
         model=model,
-        device="cpu",
+        device=DEVICE,
+        cache_bytes=1 << 30,
         replicas=1,
         slots=SETTINGS.slots,
         threads=2,
@@ -155,6 +162,7 @@ class ServerPool:
             "root": self.root / "served" / name,
             "model_directory": self.model,
             "end_tokens": [],
+            "memory": None if DEVICE == "cpu" else make_shareable_memory(DEVICE),
             **options,
         }
         engine = WatchedServerEngine(name, self.kept[name], VllmDialect(launched=True), SETTINGS, **chosen)

@@ -220,9 +220,8 @@ def told_at_the_start(place: ServerPool, tmp_path: Path, model: Path, **args: ob
     found: list[Exception] = []
 
     async def scenario() -> None:
-        from headway.launch.transports import TransportPlan
 
-        spec = make_in_process_spec(servers(model, tmp_path, **args), TransportPlan(kind="shared_memory"), 0, ())
+        spec = make_in_process_spec(servers(model, tmp_path, **args), 0, ())
         engine = RemoteEngine(spec, 8, start)
         try:
             await engine.start()
@@ -250,12 +249,11 @@ def test_an_option_that_vllm_does_not_know_is_refused(place: ServerPool, tmp_pat
 PARENT = """
 import asyncio, sys, time
 from pathlib import Path
-from headway.launch.transports import TransportPlan
 from headway.engines.remote_engine import RemoteEngine
 from tests.vllm.in_process import make_in_process_spec, servers, start
 
 async def main():
-    spec = make_in_process_spec(servers(Path(sys.argv[1])), TransportPlan(kind="shared_memory"), 0, ())
+    spec = make_in_process_spec(servers(Path(sys.argv[1])), 0, ())
     engine = RemoteEngine(spec, 8, start)
     await engine.start()
     print(engine._child._peers[0].pid, flush=True)

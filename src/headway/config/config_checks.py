@@ -273,6 +273,17 @@ def _check_servers(draft: ConfigDraft, derived: DerivedConfig) -> None:
     if name in SERVER_STRATEGIES and derived.pipeline == "denoising":
         hint = "leave url and launch out: Headway's own engine makes images"
         draft.refuse("actor_infer.strategy_args.strategy_name", "serves no images", hint)
+    options = {
+        option.replace("-", "_") for option in draft.config.actor_infer.strategy_args.strategy_config.server_args
+    }
+    if name in SERVER_STRATEGIES and options & {"quantization", "kv_cache_dtype"}:
+        draft.notes.append(
+            f"actor_infer: {name} computes in fewer bits than the trainer; its log-probabilities are those of what it "
+            "draws from, and pg_variant: tis corrects the difference"
+        )
+    if name in SERVER_STRATEGIES and options & {"enable_lora", "lora_modules", "lora_paths"}:
+        hint = "leave it out: adapters travel merged into the weights (actor_train.model_args.lora_rank)"
+        draft.refuse("actor_infer.strategy_args.strategy_config.server_args", "a run serves one policy", hint)
     if name == "sglang" and (sampling.top_p < 1 or sampling.top_k > 0 or sampling.min_p > 0):
         draft.notes.append(
             "actor_infer: SGLang's log-probabilities are those before top_p, top_k and min_p, so that the behaviour "

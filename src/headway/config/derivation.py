@@ -19,7 +19,14 @@ from headway.config.document import ConfigEntry
 from headway.config.resolved_config import ConfigDraft, DerivedConfig, get_at_key
 from headway.config.reward_model_choice import derive_reward_models
 from headway.config.roles import GeneratingArgs
-from headway.config.strategies import DEFAULT_STRATEGIES, choose_strategy, find_server_problems, uses_server
+from headway.config.strategies import (
+    DEFAULT_STRATEGIES,
+    SERVER_STRATEGIES,
+    choose_server,
+    choose_strategy,
+    find_server_problems,
+    uses_server,
+)
 from headway.errors import ConfigError
 
 _DEFAULT_LENGTH = 1024
@@ -287,6 +294,28 @@ def _derive_names(draft: ConfigDraft) -> None:
             draft.derive(f"{role}.model_args.model_name_or_path", name, source)
 
 
+def _start_server(draft: ConfigDraft, name: str) -> bool:
+    """Return whether vLLM or SGLang, asked for by its name, is installed and is started; a note says where it is not.
+
+    Images are made by our own engines, and so is everything on a Ray cluster: other engines are on this machine.
+    """
+    key = "actor_infer.strategy_args.strategy_config"
+    servers, config = draft.config.actor_infer.strategy_args.strategy_config, draft.config
+    if config.denoising is not None or config.cluster.kind == "ray":
+        why = "runs on this machine alone" if config.cluster.kind == "ray" else "makes no images"
+        draft.notes.append(f"actor_infer.strategy_args.strategy_name: {name} {why}, native is used instead")
+        return False
+    try:
+        option, note = choose_server(name, servers, strict=config.strict)
+    except ConfigError as problem:
+        draft.problems.append(problem)
+        return False
+    draft.notes += [note] if note else []
+    if option:
+        draft.derive(f"{key}.{option}", True, f"{name} is installed")
+    return bool(option)
+
+
 def _choose_strategies(draft: ConfigDraft) -> dict[str, str]:
     """Return the back end of each role. A substitute becomes a note, an unknown name a problem."""
     chosen = {}
@@ -298,15 +327,21 @@ def _choose_strategies(draft: ConfigDraft) -> dict[str, str]:
         if role == "actor_infer":
             servers = draft.config.actor_infer.strategy_args.strategy_config
             draft.problems += find_server_problems(name, servers)
-            if uses_server(servers):
+            if uses_server(servers) or (name in SERVER_STRATEGIES and _start_server(draft, name)):
                 chosen[role] = name
+                continue
+            if name in SERVER_STRATEGIES:
+                chosen[role] = default
                 continue
         try:
             chosen[role], note = choose_strategy(role, name)
         except ConfigError as problem:
             draft.problems.append(problem)
             continue
-        if note is not None:
+        if note is not None and draft.config.strict:
+            key = f"{role}.strategy_args.strategy_name"
+            draft.refuse(key, f"is not in this build, and strict is set: {chosen[role]} would stand in for it")
+        elif note is not None:
             draft.notes.append(note)
             if name in ROLL_MARKS["strategies"]:  # what is stored is a file of our own
                 key = f"{role}.strategy_args.strategy_name"

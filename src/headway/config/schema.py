@@ -57,6 +57,8 @@ class Config:
     # The run.
     exp_name: str = "headway"
     """Name of the run in displays and trackers."""
+    strict: bool = False
+    """Refuse a configuration in which another back end would stand in for one that is not installed."""
     seed: Amount = 42
     """Seed of all randomness."""
     output_dir: str = "./output"

@@ -1,43 +1,43 @@
-"""Make engines of vLLM and SGLang: servers at given addresses, servers started for this run, or vLLM in a child.
+"""Make engines of vLLM and SGLang: servers at given addresses, or servers started for this run.
 
-The adapter of a server lives in the controller's process; weights come to it as to any engine and leave it as files.
-With `in_process: true` vLLM runs inside an engine process of this run, under an interpreter that has it, and takes
-weights like any other engine. `create_in_process_engine` runs in that child, so everything it imports must be there
-under vLLM's interpreter too. Servers and children get equal shares of the GPUs of `actor_infer.device_mapping`.
+The adapter of a server lives in the controller's process; weights come to it as to any engine. They leave it as files,
+or on the trainer's own GPU as a buffer that the server opens (`shares_memory`). vLLM inside an engine's own process is
+made by `in_process_engines`, with the same options. Servers and children get equal shares of the GPUs of
+`actor_infer.device_mapping`.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from headway.config import ResolvedConfig
-from headway.engines.vllm.worker_path.headway_worker import WeightReloadExtension
-from headway.errors import ConfigError, EngineCrashed, HeadwayError
+from headway.config.server_versions import check_server_version
+from headway.config.strategies import find_server_package
+from headway.errors import ConfigError
 from headway.extras import suggest_install
-from headway.launch.transports import TransportPlan, make_receiver_end
-from headway.processes.base import ChildSpec
-from headway.processes.child_process import OLDEST_PYTHON, ChildProcess, spawn_with_interpreter
-from headway.weights.base import TensorEntry
-from headway.weights.shared_memory import SharedSegment
+from headway.launch.transports import Device, TransportPlan, make_receiver_end
+from headway.processes.child_process import OLDEST_PYTHON
 
 if TYPE_CHECKING:
     from headway.engines.base import Engine
     from headway.engines.servers.server_dialect import ServerDialect
     from headway.engines.servers.server_process import LaunchSettings, ServerHandle
-    from headway.engines.vllm.vllm_core import AsyncLlmCore
+    from headway.launch.component_places import ComponentPlace
+    from headway.launch.components import PolicyInfo
+    from headway.launch.machine import Machine
+    from headway.weights.device_memory import ShareableMemory
 
 _KEY = "actor_infer.strategy_args.strategy_config"
 _FIRST_REPLY_S = 60.0
@@ -52,9 +52,10 @@ TORCH_DTYPES: Mapping[str, Literal["float32", "bfloat16", "float16"]] = {
     "fp8": "bfloat16",
 }
 """Types of what is not in 8 bits."""
-_START_TIMEOUT_S = 600.0
-_EXIT_DELAY_S = 0.2
-"""Time between the end of vLLM and the end of its process, so that pending answers still reach the controller."""
+_BESIDE_CACHE_BYTES = 3 << 30
+"""Memory of a vLLM beside weights and KV cache: activations, graphs, libraries."""
+_MEMORY_LOAD_S = 60.0
+"""Limit of each phase of an update through memory; files may take half of `reliability.transfer_timeout_s`."""
 
 
 def uses_external_engines(resolved: ResolvedConfig) -> bool:
@@ -68,9 +69,26 @@ def uses_in_process_vllm(resolved: ResolvedConfig) -> bool:
     return resolved.config.actor_infer.strategy_args.strategy_config.in_process
 
 
+def can_share_gpu_memory(resolved: ResolvedConfig, places: Mapping[str, ComponentPlace]) -> bool:
+    """Return whether every engine is on a GPU of the trainer, whose memory it can open.
+
+    Engines of our own see other GPUs as well. Servers see their own, and vLLM wants a handle for each that it sees.
+    """
+    config = resolved.config.actor_infer.strategy_args.strategy_config
+    if not uses_external_engines(resolved):
+        return True
+    if config.url or (config.launch and config.tensor_model_parallel_size > 1):
+        return False
+    trained = {card for name, place in places.items() if name.startswith("trainer") for card in place.cards}
+    return all(trained & set(place.cards) for name, place in places.items() if name.startswith("engine/"))
+
+
 def check_server_requirements(resolved: ResolvedConfig) -> None:
     """Check that everything needed to reach or start the servers is installed. Raises `ConfigError`."""
     config = resolved.config.actor_infer.strategy_args.strategy_config
+    if config.server_python is not None and shutil.which(config.server_python) is None:
+        key = f"{_KEY}.server_python"
+        raise ConfigError("is no program", key=key, value=config.server_python, hint="…/bin/python")
     if not uses_external_engines(resolved):
         return
     if not config.in_process and find_spec("aiohttp") is None:
@@ -102,28 +120,21 @@ def _check_temperatures(resolved: ResolvedConfig) -> None:
 
 
 def _check_package(package: str, python: str | None, key: str) -> None:
-    if python is None:
-        installed = find_spec(package) is not None
-    else:
-        if shutil.which(python) is None:
-            raise ConfigError("is no program", key=f"{_KEY}.server_python", value=python, hint="…/bin/python")
-        installed = _run_python(python, f"import importlib.util as u, sys; sys.exit(u.find_spec({package!r}) is None)")
-        version_ok = f"import sys; sys.exit(sys.version_info < {OLDEST_PYTHON})"
-        if key.endswith("in_process") and not _run_python(python, version_ok):
-            problem = f"Headway runs in it, and needs Python {'.'.join(map(str, OLDEST_PYTHON))}"
-            raise ConfigError(problem, key=f"{_KEY}.server_python", value=python)
-    if not installed:
+    """Check that a package is installed in a supported version. Raises `ConfigError`."""
+    version = find_server_package(package, python)
+    if version is None:
         raise ConfigError(
             f"{package} is not installed for {python or sys.executable}",
             key=key,
             value=True,
             hint=f"server_python: the interpreter of an environment that has {package}; or url: a server that runs",
         )
-
-
-def _run_python(python: str, code: str) -> bool:
-    """Run `code` in another interpreter; return whether it exited with 0."""
-    return subprocess.run([python, "-c", code], check=False, capture_output=True).returncode == 0
+    check_server_version(package, version)
+    if python is not None and key.endswith("in_process"):
+        version_ok = f"import sys; sys.exit(sys.version_info < {OLDEST_PYTHON})"
+        if subprocess.run([python, "-c", version_ok], check=False, capture_output=True).returncode != 0:
+            problem = f"Headway runs in it, and needs Python {'.'.join(map(str, OLDEST_PYTHON))}"
+            raise ConfigError(problem, key=f"{_KEY}.server_python", value=python)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +143,7 @@ class ServerOptions:
 
     resolved: ResolvedConfig
     model: Path
-    device: str
+    device: Device
     replicas: int
     slots: int
     """Requests that each of them decodes together."""
@@ -141,6 +152,25 @@ class ServerOptions:
     cards: Sequence[Sequence[int]] = ()
     """GPUs of each; empty: as `actor_infer.device_mapping` says, or all of them."""
     logs: Path | None = None
+    transport: TransportPlan = field(default_factory=TransportPlan)
+    sleeps: bool = False
+    """Whether they free the memory of their GPUs while the trainer has its turn."""
+    cache_bytes: int = 0
+    """KV cache of each on a GPU that it shares: vLLM fails to measure what is free while others free memory."""
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether a server opens versions in memory of its GPU, where trainer and server are on the same one."""
+        config, kind = self.resolved.config.actor_infer.strategy_args.strategy_config, self.transport.kind
+        if config.url:
+            return kind == "cuda_ipc"
+        return self.device == "cuda" and config.tensor_model_parallel_size == 1 and kind in ("in_process", "cuda_ipc")
+
+    @property
+    def load_s(self) -> float:
+        """Limit of each phase of loading a version."""
+        half = self.resolved.config.reliability.transfer_timeout_s / 2
+        return min(half, _MEMORY_LOAD_S) if self.shares_memory or uses_in_process_vllm(self.resolved) else half
 
 
 def make_server_engines(servers: ServerOptions) -> list[Engine]:
@@ -148,7 +178,6 @@ def make_server_engines(servers: ServerOptions) -> list[Engine]:
     from headway.engines.servers.server_engine import ServerEngine
     from headway.engines.servers.server_process import ServerSettings
     from headway.models.model_loading import find_end_tokens, load_tokenizer
-    from headway.weights.shared_memory import PayloadReader
 
     resolved, model, logs = servers.resolved, servers.model, servers.logs
     reliability, tokenizer = resolved.config.reliability, load_tokenizer(model)
@@ -157,10 +186,11 @@ def make_server_engines(servers: ServerOptions) -> list[Engine]:
         slots=servers.slots,
         context_tokens=resolved.derived.sequence_length,
         call_s=reliability.abort_timeout_s,
-        load_s=reliability.transfer_timeout_s,
+        load_s=servers.load_s,
         first_s=min(_FIRST_REPLY_S, reliability.transfer_timeout_s) if by_url else 10 * _FIRST_REPLY_S,
         start_s=reliability.transfer_timeout_s,
         drain_s=reliability.abort_timeout_s / 2,
+        sleeps=servers.sleeps,
     )
     directory = logs.parent / "served" if logs is not None else Path(tempfile.mkdtemp(prefix="headway-"))
     engines: list[Engine] = []
@@ -176,18 +206,31 @@ def make_server_engines(servers: ServerOptions) -> list[Engine]:
                 end_tokens=find_end_tokens(model),
                 decode=tokenizer.decode,
                 model_directory=model,
-                open_payload=PayloadReader().open,
+                open_payload=make_receiver_end(servers.transport, name, servers.device).open_payload,
+                memory=make_gpu_memory(servers.device) if servers.shares_memory else None,
             )
         )
     return engines
+
+
+def make_gpu_memory(device: str) -> ShareableMemory | None:
+    """Return the memory of this process's GPU; none on a CPU."""
+    if device == "cpu":
+        return None
+
+    from headway.weights.device_memory import CudaMemory
+
+    return CudaMemory(device)
 
 
 def _make_dialect(resolved: ResolvedConfig) -> ServerDialect:
     from headway.engines.servers.sglang_dialect import SglangDialect
     from headway.engines.servers.vllm_dialect import VllmDialect
 
-    launched = resolved.config.actor_infer.strategy_args.strategy_config.launch
-    return VllmDialect(launched=launched) if resolved.derived.strategies["actor_infer"] == "vllm" else SglangDialect()
+    config = resolved.config.actor_infer.strategy_args.strategy_config
+    if resolved.derived.strategies["actor_infer"] == "vllm":
+        return VllmDialect(launched=config.launch)
+    return SglangDialect(tensor_parallel=config.tensor_model_parallel_size)
 
 
 def _make_server(servers: ServerOptions, dialect: ServerDialect, number: int) -> ServerHandle:
@@ -209,7 +252,7 @@ def make_server_command(
     """Return the command line of server `number`, and what is added to its environment."""
     config = servers.resolved.config.actor_infer.strategy_args.strategy_config
     (_, *arguments), environment = dialect.make_command(make_server_launch(servers, port))
-    return [config.server_python or sys.executable, *arguments], {**environment, **_make_gpu_share_env(servers, number)}
+    return [config.server_python or sys.executable, *arguments], {**environment, **make_gpu_share_env(servers, number)}
 
 
 def make_server_launch(servers: ServerOptions, port: int = 0) -> LaunchSettings:
@@ -227,9 +270,11 @@ def make_server_launch(servers: ServerOptions, port: int = 0) -> LaunchSettings:
         dtype="float32" if on_cpu else TORCH_DTYPES[infer.model_args.dtype],
         tensor_parallel=config.tensor_model_parallel_size,
         memory_share=config.gpu_memory_utilization,
-        cache_bytes=estimate_kv_cache_bytes(servers.model, servers.slots, tokens) if on_cpu else 0,
+        cache_bytes=estimate_kv_cache_bytes(servers.model, servers.slots, tokens) if on_cpu else servers.cache_bytes,
         threads=servers.threads if on_cpu else 0,
         seed=resolved.config.seed,
+        shares_memory=config.launch and servers.shares_memory,
+        sleeps=servers.sleeps,
         extra=config.server_args,
     )
 
@@ -248,13 +293,24 @@ def estimate_kv_cache_bytes(model: Path, slots: int, context_tokens: int) -> int
     return 0
 
 
+def count_shared_cache_bytes(
+    resolved: ResolvedConfig, places: Mapping[str, ComponentPlace], machine: Machine, policy: PolicyInfo
+) -> int:
+    """Return the KV cache of a server that shares its GPU with others; 0: it measures for itself what is free."""
+    config, place = resolved.config.actor_infer.strategy_args.strategy_config, places.get("engine/0")
+    if place is None or not place.partners or config.tensor_model_parallel_size > 1:
+        return 0
+    share = int(config.gpu_memory_utilization * machine.gpu_memory_gib * (1 << 30))
+    return max(share - 2 * policy.parameters - _BESIDE_CACHE_BYTES, 0)
+
+
 def make_visible_gpus_env(gpus: Sequence[int]) -> dict[str, str]:
     """Return the environment of a child that sees these GPUs alone, which are numbered as this process sees them."""
     visible = [one for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one.strip()]
     return {"CUDA_VISIBLE_DEVICES": ",".join(visible[gpu] if visible else str(gpu) for gpu in gpus)}
 
 
-def _make_gpu_share_env(servers: ServerOptions, number: int) -> dict[str, str]:
+def make_gpu_share_env(servers: ServerOptions, number: int) -> dict[str, str]:
     """Return the environment in which server `number` sees its share of the GPUs; all of them where none are mapped."""
     resolved = servers.resolved
     if servers.cards:
@@ -264,124 +320,3 @@ def _make_gpu_share_env(servers: ServerOptions, number: int) -> dict[str, str]:
     devices = resolved.derived.devices["actor_infer"]
     share = len(devices) // servers.replicas
     return make_visible_gpus_env(devices[number * share : (number + 1) * share])
-
-
-# -- vLLM inside an engine process
-
-
-def make_in_process_engines(servers: ServerOptions, transport: TransportPlan) -> list[Engine]:
-    """Make one engine for each replica; nothing is started yet."""
-    from headway.engines.remote_engine import RemoteEngine
-    from headway.models.model_loading import find_end_tokens
-
-    python = servers.resolved.config.actor_infer.strategy_args.strategy_config.server_python
-    spawn = None if python is None else spawn_with_interpreter(python)
-    start, ends = partial(ChildProcess.start, timeout_s=_START_TIMEOUT_S, spawn=spawn), find_end_tokens(servers.model)
-    specs = [make_in_process_spec(servers, transport, number, ends) for number in range(servers.replicas)]
-    return [RemoteEngine(spec, servers.slots, start) for spec in specs]
-
-
-def make_in_process_spec(
-    servers: ServerOptions, transport: TransportPlan, number: int, ends: Iterable[int]
-) -> ChildSpec:
-    """Describe engine `number` as a child; `ends` are the tokens that end an answer."""
-    from headway.engines.servers.server_process import make_vllm_environment
-
-    name, launch = f"engine/{number}", make_server_launch(servers)
-    return ChildSpec(
-        name=name,
-        target=f"{__name__}:create_in_process_engine",
-        args={
-            "name": name,
-            "launch": {**asdict(launch), "extra": dict(launch.extra)},
-            "ends": sorted(ends),
-            "transport": transport.to_json(),
-        },
-        threads=max(servers.threads, 1),
-        env={
-            **make_vllm_environment(launch),
-            "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
-            **_make_gpu_share_env(servers, number),
-        },
-        log=None if servers.logs is None else servers.logs / f"engine-{number}.log",
-    )
-
-
-async def create_in_process_engine(args: Mapping[str, Any]) -> Engine:
-    """Start vLLM in this child process. Raises `EngineCrashed` with the output of a vLLM that does not come up."""
-    from headway.processes.parent_watchdog import tie_process_group_to_parent
-
-    tie_process_group_to_parent()
-    return make_in_process_engine(make_llm(args), args)
-
-
-def make_llm(args: Mapping[str, Any]) -> AsyncLlmCore:
-    """Start vLLM; this blocks the event loop until vLLM is up."""
-    from headway.engines.servers.server_process import LaunchSettings
-    from headway.engines.vllm.vllm_core import AsyncLlmCore
-
-    begin = os.fstat(sys.stdout.fileno()).st_size
-    try:
-        extension = f"{__name__}.{SharedBufferReloadExtension.__name__}"
-        return AsyncLlmCore(LaunchSettings(**args["launch"]), extension, partial(_read_vllm_output, begin))
-    except HeadwayError:
-        raise
-    except Exception as error:
-        raise EngineCrashed(f"vLLM: {error}{_read_vllm_output(begin)}") from error
-
-
-def make_in_process_engine(core: AsyncLlmCore, args: Mapping[str, Any]) -> Engine:
-    """Make one replica over a running vLLM, without weights."""
-    from headway.engines.servers.directory_receiver import check_tensor_names
-    from headway.engines.servers.server_process import LaunchSettings
-    from headway.engines.vllm.in_process_engine import InProcessEngine
-
-    name, launch = args["name"], LaunchSettings(**args["launch"])
-    return InProcessEngine(
-        name,
-        core,
-        slots=launch.slots,
-        context_tokens=launch.context_tokens,
-        make_buffer=SharedSegment.create,
-        check=lambda manifest: check_tensor_names(manifest, Path(launch.model)),
-        open_payload=make_receiver_end(TransportPlan(**args["transport"]), name, "cpu").open_payload,
-        end_tokens=args["ends"],
-        decode=core.decode,
-        on_down=exit_soon,
-    )
-
-
-def _read_vllm_output(begin: int) -> str:
-    """Return what vLLM has written to our standard output since position `begin`."""
-    from headway.processes.process_output import read_errors_and_last_lines
-
-    sys.stdout.flush()
-    with os.fdopen(os.dup(sys.stdout.fileno()), "rb", buffering=0) as output:
-        return read_errors_and_last_lines(output, begin)
-
-
-def exit_soon(why: str) -> None:
-    """End this process, which is useless without vLLM; the controller notices that at once and restarts it."""
-    print(why, file=sys.stderr, flush=True)
-    asyncio.get_running_loop().call_later(_EXIT_DELAY_S, os._exit, 1)
-
-
-class SharedBufferReloadExtension(WeightReloadExtension):
-    """Mixed into the workers of an in-process vLLM; loads versions from shared memory. vLLM calls its methods by name.
-
-    The tensors are views of the segment in which they were verified. vLLM copies what it needs of them: each worker its
-    own part, where workers share a model.
-    """
-
-    def headway_take(self: Any, segment: str, tensors: list[tuple[str, list[int], str]]) -> None:
-        """Load a whole version: `tensors` lie in `segment` one after the other, each a name, a shape and a type."""
-        from headway.weights.weight_layout import compute_layout, unpack_tensors
-
-        entries = [TensorEntry(name=name, shape=tuple(shape), dtype=dtype) for name, shape, dtype in tensors]
-        shared = SharedSegment.attach(segment)
-        try:
-            weights = unpack_tensors(shared.buffer, compute_layout(entries)[0])
-            self.reload_weights(weights_iterator=iter(weights.items()))
-            self.headway_pack()
-        finally:
-            shared.close()

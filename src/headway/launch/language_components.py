@@ -23,6 +23,7 @@ from headway.launch.adapter_bases import (
 )
 from headway.launch.component_places import (
     has_own_critic,
+    let_engines_sleep,
     list_scorer_replicas,
 )
 from headway.launch.components import (
@@ -38,9 +39,10 @@ from headway.launch.components import (
     make_publishing_trainer,
     read_child_args,
 )
+from headway.launch.in_process_engines import make_in_process_engines
 from headway.launch.inference_servers import (
     ServerOptions,
-    make_in_process_engines,
+    count_shared_cache_bytes,
     make_server_engines,
     uses_external_engines,
     uses_in_process_vllm,
@@ -169,9 +171,12 @@ class LanguageModelFamily(ModelFamily):
             threads=placement.infer_threads,
             cards=[placement.places[name].cards for name in placement.list_components("engine") if placement.gpus],
             logs=context.logs,
+            transport=placement.transport,
+            sleeps=let_engines_sleep(placement.places),
+            cache_bytes=count_shared_cache_bytes(resolved, placement.places, placement.machine, context.policy),
         )
         if uses_in_process_vllm(resolved):
-            return make_in_process_engines(options, placement.transport)
+            return make_in_process_engines(options)
         return make_server_engines(options)
 
 

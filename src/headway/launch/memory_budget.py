@@ -119,7 +119,7 @@ def budget_memory(
             memory_gib=need / GIB if place.devices else None,
             kv_cache_bytes=cache + (_count_judge_cache(model, place) if name in judges else 0) or None,
             weight_sets=how.weight_sets if is_engine else None,
-            sleeps=how.engines_sleep if is_engine else how.offloads and name.startswith("trainer"),
+            sleeps=how.engines_sleep if name.startswith("engine/") else how.offloads and name.startswith("trainer"),
         )
     peaks = dict.fromkeys((card for place in places.values() for card in place.cards), 0.0)
     for device, size in used.items():
@@ -154,7 +154,7 @@ class _DevicePlan:
     def count_used(self, how: _Sharing, kv_bytes: int) -> int:
         """Return the most bytes that are in use at once."""
         training = self.needs.count_training(how)
-        if self.kv_bytes is None:  # a server is here, or no engine
+        if self.kv_bytes is None and not how.engines_sleep:  # a server is here, or no engine
             return training + self.needs.libraries
         return max(training, self.needs.count_without_cache(how) + kv_bytes)
 
@@ -207,9 +207,12 @@ def _plan_device(
     if engine is None:
         return _DevicePlan(needs=needs, how=plain)
     if served:
-        if needs.count_training(plain) + needs.libraries > memory / _USABLE_SHARE:
+        card = memory / _USABLE_SHARE
+        fits = needs.count_training(plain) + needs.libraries <= card
+        plan = _DevicePlan(needs=needs, how=replace(plain, engines_sleep=not fits))
+        if not fits and (engine.sharing != "turns" or plan.count_used(plan.how, 0) > card):
             raise _make_share_error(model, memory, needs)
-        return _DevicePlan(needs=needs, how=plain)
+        return plan
     turns = engine.sharing == "turns"
     longest = model.resolved.derived.sequence_length * model.kv_bytes_per_token
     most = min(

@@ -32,6 +32,7 @@ from headway.launch.component_places import (
 )
 from headway.launch.device_pools import RoleDevices, fit_device_pools
 from headway.launch.inference_servers import (
+    can_share_gpu_memory,
     check_server_requirements,
     make_visible_gpus_env,
     uses_external_engines,
@@ -337,7 +338,9 @@ def _list_transports(resolved: ResolvedConfig, placement: Placement, ranks: int)
     plan = partial(plan_transport, resolved, device=placement.device, processes=placement.processes)
     trains = any(name.startswith("trainer") for name in placement.places)
     plain = plan_adapters(resolved, plan(), ranks if trains else 0)
-    if resolved.config.cluster.kind == "ray" or not (trains and placement.processes) or uses_external_engines(resolved):
+    if resolved.config.cluster.kind == "ray" or not (trains and placement.processes):
+        return [plain]
+    if not can_share_gpu_memory(resolved, placement.places):
         return [plain]
     near = replace(plan(sources=find_weight_sources(placement.places, placement.ranks)), adapters=plain.adapters)
     waits = resolved.derived.hybrid_engine and resolved.config.async_generation_ratio == 0

@@ -17,11 +17,10 @@ from headway.config import ResolvedConfig, RewardConfig
 from headway.config.reward_model_choice import CLASSIFIER, get_reward_function, list_served_rewards
 from headway.errors import ConfigError, EngineCrashed, EngineError, RewardError
 from headway.launch.components import ComponentArgs, LaunchContext, read_child_args
+from headway.launch.in_process_engines import exit_soon, make_llm
 from headway.launch.inference_servers import (
     TORCH_DTYPES,
     estimate_kv_cache_bytes,
-    exit_soon,
-    make_llm,
     make_visible_gpus_env,
 )
 from headway.launch.memory_model import JUDGE_PROMPT_TOKENS

@@ -40,6 +40,8 @@ class DeviceSlice:
     """A `DevicePayload` in a flat buffer."""
 
     data: Tensor
+    handle: tuple[Any, ...] | None = None
+    """Opens the whole buffer, where that is of another process."""
 
     def checksum(self) -> str:
         return compute_tensor_checksum(self.data)
@@ -133,6 +135,20 @@ class CudaMemory:
     def synchronize(self) -> None:
         for device in self._devices:
             torch.cuda.synchronize(device)
+
+
+def make_tensor_arguments(
+    handle: tuple[Any, ...], shape: tuple[int, ...], start: int, dtype: torch.dtype = torch.uint8
+) -> tuple[Any, ...]:
+    """Return the arguments by which `rebuild_cuda_tensor` of torch makes a tensor in a buffer of another process.
+
+    `handle` is what `CudaMemory.export` returned, `start` the first element. The device is the name of the GPU, which
+    readers replace by their own number.
+    """
+    uuid, storage, size_bytes, offset_bytes, *counter = handle
+    strides = torch.empty(shape, device="meta").stride()
+    tensor = (Tensor, tuple(shape), strides, start, torch.storage.TypedStorage, dtype)
+    return (*tensor, uuid, storage, size_bytes, offset_bytes, False, *counter)
 
 
 class HostMemory:
@@ -259,7 +275,7 @@ class IpcPayloadReader:
         end = payload.start + payload.size
         if not 0 <= payload.start <= end <= data.numel():
             raise TransferError(f"bytes {payload.start} to {end} of a buffer of {data.numel()}")
-        return DeviceSlice(data[payload.start : end])
+        return DeviceSlice(data[payload.start : end], payload.handle)
 
     def close(self) -> None:
         """Release everything."""

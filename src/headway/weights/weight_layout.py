@@ -93,7 +93,7 @@ def compute_layout(entries: Sequence[TensorEntry]) -> tuple[tuple[TensorExtent, 
     """Return where each tensor lies, and the number of bytes of all."""
     extents, start = [], 0
     for entry in entries:
-        size = prod(entry.shape) * _get_dtype(entry).itemsize
+        size = prod(entry.shape) * get_dtype(entry).itemsize
         extents.append(TensorExtent(entry=entry, start=start, size=size))
         start += size
     return tuple(extents), start
@@ -107,7 +107,8 @@ def compute_manifest_layout(manifest: Manifest) -> tuple[TensorExtent, ...]:
     return extents
 
 
-def _get_dtype(entry: TensorEntry) -> torch.dtype:
+def get_dtype(entry: TensorEntry) -> torch.dtype:
+    """Return the element type of a tensor. Raises `TransferError` for a name that is unknown."""
     if entry.dtype not in DTYPES:
         raise TransferError(f"{entry.name}: unknown element type {entry.dtype!r}")
     return DTYPES[entry.dtype]
@@ -117,7 +118,7 @@ def pack_tensors(read: ReadTensor, extents: Sequence[TensorExtent], buffer: Buff
     """Copy the tensors that `read` returns into `buffer`, converted to the types of their entries."""
     for extent in extents:
         if extent.size:
-            here, dtype = buffer[extent.start : extent.start + extent.size], _get_dtype(extent.entry)
+            here, dtype = buffer[extent.start : extent.start + extent.size], get_dtype(extent.entry)
             flat = here.view(dtype) if isinstance(here, Tensor) else torch.frombuffer(here, dtype=dtype)
             flat.copy_(read(extent.entry.name).detach().reshape(-1))
 
@@ -126,7 +127,7 @@ def unpack_tensors(buffer: Buffer, extents: Sequence[TensorExtent]) -> dict[str,
     """Return views into `buffer` by name."""
     found = {}
     for extent in extents:
-        dtype, shape = _get_dtype(extent.entry), extent.entry.shape
+        dtype, shape = get_dtype(extent.entry), extent.entry.shape
         flat = torch.frombuffer(buffer[extent.start : extent.start + extent.size], dtype=dtype) if extent.size else None
         found[extent.entry.name] = torch.empty(shape, dtype=dtype) if flat is None else flat.view(shape)
     return found
@@ -151,7 +152,7 @@ def find_tensor_spans(extents: Sequence[TensorExtent], place: slice) -> Iterator
     for extent in extents:
         first, end = max(extent.start, place.start), min(extent.start + extent.size, place.stop)
         if first < end:
-            dtype = _get_dtype(extent.entry)
+            dtype = get_dtype(extent.entry)
             yield TensorSpan(
                 name=extent.entry.name,
                 dtype=dtype,

@@ -6,8 +6,8 @@ which tells these servers to stop the request. Does not retry and does not know 
 """
 
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from typing import Any
 
 import aiohttp
@@ -25,6 +25,15 @@ class ServerRefused(StreamError):
     def __init__(self, where: str, status: int, text: str) -> None:
         self.status = status
         super().__init__(f"{where}: {status} {text.strip()[:_MOST_TEXT]}")
+
+
+@contextmanager
+def name_phase(phase: str) -> Iterator[None]:
+    """Name the phase of an update in the error of a call that fails inside."""
+    try:
+        yield
+    except StreamError as error:
+        raise BackendLost(f"{phase}: {error}", silent=getattr(error, "silent", False)) from error
 
 
 class HttpClient:

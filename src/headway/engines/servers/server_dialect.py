@@ -1,8 +1,8 @@
 """What differs from server to server, and the checks before a server is used.
 
 An update calls in this order: `end_requests` (everything that runs ends, with the tokens it has), then all streams are
-read to their ends, `hold` (nothing new begins), `load`, `read_label`, `release`. A dialect holds no state but the name
-of the server's model.
+read to their ends, `hold` (nothing new begins), `load` or `load_shared`, `read_label`, `release`. A dialect holds no
+state but the name of the server's model, and what its version cannot do.
 
 Log-probabilities must be those of the distribution that tokens are drawn from. To check that, a dialect names sampling
 parameters (`probe`) under which all tokens that can be drawn are equally likely: then the right log-probabilities are
@@ -20,6 +20,8 @@ from headway.engines.servers.server_process import LaunchSettings, ServerHandle
 from headway.engines.streaming_engine import StreamChunk, StreamError, StreamRequest
 from headway.errors import ConfigError, EngineCrashed
 from headway.types import SamplingParams
+from headway.weights.base import Manifest
+from headway.weights.shared_version import VersionBuffer
 
 _FIRST_POLL_S, _LAST_POLL_S = 0.02, 1.0
 _MOST_SPREAD = 0.1
@@ -60,6 +62,17 @@ class ServerDialect(Protocol):
 
     async def load(self, client: HttpClient, directory: Path, label: str, timeout_s: float) -> None:
         """Serve the weights in `directory` under `label`, with nothing cached from others. Nothing runs meanwhile."""
+
+    async def load_shared(
+        self, client: HttpClient, manifest: Manifest, buffer: VersionBuffer, label: str, timeout_s: float
+    ) -> None:
+        """Serve the weights in memory of its GPU, which it opens by a handle, as `load` does. Each phase is named."""
+
+    async def sleep(self, client: HttpClient, timeout_s: float) -> None:
+        """Free the memory of weights and KV cache. Nothing runs."""
+
+    async def wake(self, client: HttpClient, timeout_s: float) -> None:
+        """Take the memory again; weights are loaded afterwards."""
 
     async def read_label(self, client: HttpClient, timeout_s: float) -> str:
         """Return the label of the weights that are served now."""

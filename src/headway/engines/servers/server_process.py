@@ -29,7 +29,7 @@ class ServerSettings:
     call_s: float = 30.0
     """Limit of calls that a server answers at once."""
     load_s: float = 600.0
-    """Limit of loading a version."""
+    """Limit of each phase of loading a version."""
     first_s: float = 600.0
     """Limit of the first answer of a server at the start of a run."""
     start_s: float = 600.0
@@ -38,6 +38,8 @@ class ServerSettings:
     """A server that brings nothing for a request in this time hangs."""
     drain_s: float = 5.0
     """Limit of the wait for the last tokens of requests that were ended."""
+    sleeps: bool = False
+    """Whether the server was started so that it can free its memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +60,10 @@ class LaunchSettings:
     threads: int = 0
     """Threads of the CPU, where that is the device; 0: the server decides."""
     seed: int = 0
+    shares_memory: bool = False
+    """Whether weights come in memory of its GPU that it opens by a handle."""
+    sleeps: bool = False
+    """Whether it frees the memory of its GPU while the trainer has its turn."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Further options of its command line, without dashes in front; `true` is an option without a value."""
 
@@ -79,6 +85,7 @@ def make_vllm_options(launch: LaunchSettings) -> dict[str, Any]:
         "kv_cache_memory_bytes": launch.cache_bytes or None,
         "logprobs_mode": "processed_logprobs",
         "generation_config": "vllm",
+        "enable_sleep_mode": launch.sleeps or None,
     }
 
 

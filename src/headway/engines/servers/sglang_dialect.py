@@ -5,21 +5,32 @@ An event's `output_token_logprobs` holds pairs of log-probability and token: all
 behaviour policy is wider than the one that was drawn from, other than with vLLM and with the native engine.
 
 Its tokenizer's end of text ends an answer beside the tokens that are asked for: `ignore_eos` would ignore those, too.
-An update aborts before it pauses, because a pause looks for running requests once a second only.
+An update aborts before it pauses, because a pause looks for running requests once a second only. Weights in memory of
+the server's GPU are named tensors that torch rebuilds there (`/update_weights_from_tensor`).
 """
 
+import base64
+import pickle
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headway.engines.servers.http_client import HttpClient, ServerRefused
+from headway.config.server_versions import check_server_version
+from headway.engines.servers.http_client import HttpClient, ServerRefused, name_phase
 from headway.engines.servers.server_process import LaunchSettings, make_flags
 from headway.engines.streaming_engine import FINISH_REASONS, BackendLost, StreamChunk, StreamRequest
 from headway.types import SamplingParams
+from headway.weights.base import Manifest
+from headway.weights.device_memory import make_tensor_arguments
+from headway.weights.shared_version import VersionBuffer
+from headway.weights.weight_layout import compute_layout, get_dtype
 
 _STREAM_INTERVAL = 8
 """Tokens between two events of a launched server: each may repeat all log-probabilities before it."""
+_MEMORY = ["weights", "kv_cache"]
+"""What a server frees while it sleeps."""
 
 
 class SglangDialect:
@@ -31,7 +42,13 @@ class SglangDialect:
     probe = SamplingParams(max_new_tokens=8, temperature=1e4)
     """So hot that all tokens are equally likely; a top-k of one would not show in SGLang's log-probabilities."""
 
+    def __init__(self, *, tensor_parallel: int = 1) -> None:
+        self._workers = tensor_parallel
+
     async def connect(self, client: HttpClient, timeout_s: float) -> None:
+        info = await self._get(client, "/server_info", "/get_server_info", timeout_s)
+        check_server_version("sglang", str(info.get("version", "")))
+        self._workers = int(info.get("tp_size", self._workers))
         await self.read_label(client, timeout_s)
 
     def make_body(self, request: StreamRequest) -> dict[str, Any]:
@@ -80,19 +97,42 @@ class SglangDialect:
 
     async def load(self, client: HttpClient, directory: Path, label: str, timeout_s: float) -> None:
         order = {"model_path": str(directory), "weight_version": label, "flush_cache": True}
-        answer = await client.post("/update_weights_from_disk", order, timeout_s=timeout_s)
-        if not answer.get("success"):
-            raise BackendLost(f"SGLang does not load {directory}: {answer.get('message')}")
-        await client.post("/flush_cache", timeout_s=timeout_s)
+        with name_phase("loading files"):
+            answer = await client.post("/update_weights_from_disk", order, timeout_s=timeout_s)
+            if not answer.get("success"):
+                raise BackendLost(f"SGLang does not load {directory}: {answer.get('message')}")
+        with name_phase("cache"):
+            await client.post("/flush_cache", timeout_s=timeout_s)
+
+    async def load_shared(
+        self, client: HttpClient, manifest: Manifest, buffer: VersionBuffer, label: str, timeout_s: float
+    ) -> None:
+        tensors = [pickle_named_tensors(manifest, buffer)] * self._workers
+        order = {"serialized_named_tensors": tensors, "weight_version": label, "flush_cache": True}
+        with name_phase("update"):
+            answer = await client.post("/update_weights_from_tensor", order, timeout_s=timeout_s)
+            if not answer.get("success"):
+                raise BackendLost(f"SGLang does not load version {manifest.version}: {answer.get('message')}")
+        with name_phase("cache"):
+            await client.post("/flush_cache", timeout_s=timeout_s)
+
+    async def sleep(self, client: HttpClient, timeout_s: float) -> None:
+        await client.post("/release_memory_occupation", {"tags": _MEMORY}, timeout_s=timeout_s)
+
+    async def wake(self, client: HttpClient, timeout_s: float) -> None:
+        await client.post("/resume_memory_occupation", {"tags": _MEMORY}, timeout_s=timeout_s)
 
     async def read_label(self, client: HttpClient, timeout_s: float) -> str:
+        return str((await self._get(client, "/model_info", "/get_model_info", timeout_s))["weight_version"])
+
+    async def _get(self, client: HttpClient, path: str, older: str, timeout_s: float) -> Any:
+        """Return the answer at `path`, which older versions call otherwise."""
         try:
-            info = await client.get("/model_info", timeout_s=timeout_s)
+            return await client.get(path, timeout_s=timeout_s)
         except ServerRefused as error:
             if error.status != 404:
                 raise
-            info = await client.get("/get_model_info", timeout_s=timeout_s)  # its name in older versions
-        return str(info["weight_version"])
+            return await client.get(older, timeout_s=timeout_s)
 
     def make_command(self, launch: LaunchSettings) -> tuple[list[str], dict[str, str]]:
         options = {
@@ -107,7 +147,31 @@ class SglangDialect:
             "mem-fraction-static": launch.memory_share,
             "sampling-defaults": "openai",
             "stream-interval": _STREAM_INTERVAL,
+            "enable-memory-saver": launch.sleeps,
             **dict(launch.extra),
         }
         command = [sys.executable, "-m", "sglang.launch_server", *make_flags(options)]
         return command, {"SGLANG_RETURN_ORIGINAL_LOGPROB": "0"}
+
+
+@dataclass(frozen=True, slots=True)
+class _TensorElsewhere:
+    """Is a tensor in the process that unpickles it."""
+
+    arguments: tuple[Any, ...]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        from torch.multiprocessing.reductions import rebuild_cuda_tensor
+
+        return rebuild_cuda_tensor, self.arguments
+
+
+def pickle_named_tensors(manifest: Manifest, buffer: VersionBuffer) -> str:
+    """Return names and tensors of a version for one worker, as SGLang's serializer would write them, in base 64."""
+    named = []
+    for extent in compute_layout(manifest.tensors)[0]:
+        dtype = get_dtype(extent.entry)
+        first = (buffer.start + extent.start) // dtype.itemsize
+        arguments = make_tensor_arguments(buffer.handle, extent.entry.shape, first, dtype)
+        named.append((extent.entry.name, _TensorElsewhere(arguments)))
+    return base64.b64encode(pickle.dumps(named)).decode("ascii")

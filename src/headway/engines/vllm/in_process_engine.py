@@ -2,8 +2,9 @@
 
 Requests enter through a gate that is closed during pauses and updates. A pause keeps everything, KV included.
 An update ends the streams that run, and each request continues in a new stream (`StreamingEngine`). The labels that
-vLLM itself reports for a stream are compared with those of the weights it was given. Buckets of a version are gathered
-in shared memory that vLLM's workers can open, and verified there: what the workers read is what was verified.
+vLLM itself reports for a stream are compared with those of the weights it was given. A version lies in memory that
+vLLM's workers open by its handle, and is verified there (`SharedVersionReceiver`): what the workers read is what was
+verified.
 
 Guarantees beyond those of `StreamingEngine`: weights are loaded while nothing runs; `on_down` is called once when the
 replica goes down. It does not come back by itself: its process is started again.
@@ -11,23 +12,30 @@ replica goes down. It does not come back by itself: its process is started again
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
+import asyncio
+from collections.abc import Callable, Iterable
 from itertools import count
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from headway.engines.base import DecodeTokens
 from headway.engines.streaming_engine import BackendLost, StreamedRequest, StreamingEngine
 from headway.engines.vllm.vllm_core import AsyncLlmCore
 from headway.errors import EngineCrashed
 from headway.types import FinishReason
-from headway.weights.base import Bucket, Manifest, OpenPayload, StagedReceiver, compute_checksum
+from headway.weights.base import Manifest, OpenPayload
+from headway.weights.shared_version import SharedVersionReceiver, VersionBuffer
+
+if TYPE_CHECKING:
+    from headway.weights.device_memory import ShareableMemory
 
 
 class InProcessEngine(StreamingEngine):
-    """`make_buffer`, `check` and `open_payload` are for the `SharedBufferReceiver`."""
+    """`memory`, `check` and `open_payload` are for the `SharedVersionReceiver`.
 
-    receiver: SharedBufferReceiver
+    `drain_s` limits the wait for the last tokens of streams that were ended.
+    """
+
+    receiver: SharedVersionReceiver
 
     def __init__(
         self,
@@ -36,19 +44,19 @@ class InProcessEngine(StreamingEngine):
         *,
         slots: int,
         context_tokens: int,
-        make_buffer: Callable[[int], SharedBuffer],
+        memory: ShareableMemory | None = None,
         check: Callable[[Manifest], None] = lambda manifest: None,
         open_payload: OpenPayload = memoryview,
         end_tokens: Iterable[int] = (),
         decode: DecodeTokens | None = None,
         on_down: Callable[[str], None] = lambda why: None,
+        drain_s: float = 30.0,
     ) -> None:
         super().__init__(name, context_tokens=context_tokens, end_tokens=end_tokens, decode=decode)
         self.slots = slots
         self._core, self._on_down = core, on_down
-        self.receiver = SharedBufferReceiver(
-            self._switch, make_buffer=make_buffer, check=check, open_payload=open_payload
-        )
+        self._drain_s, self._asleep = drain_s, False
+        self.receiver = SharedVersionReceiver(self._switch, memory=memory, check=check, open_payload=open_payload)
         self._numbers = count()
         core.report_end_to(lambda how: self._go_down(EngineCrashed(f"{name}: {how}")))
 
@@ -88,92 +96,42 @@ class InProcessEngine(StreamingEngine):
     async def _close_backend(self) -> None:
         await self._core.close()
 
-    async def _switch(self, manifest: Manifest, buffer_name: str) -> None:
-        """Serve what is in the shared buffer. A failure half-way leaves nothing that is served."""
+    async def sleep(self) -> None:
+        """Let vLLM free the memory of its GPU. The next version wakes it up. Implements `SleepingEngine`."""
+        async with self._gate, self._crash_unless_done("going to sleep"):
+            self._check_up()
+            if not self._asleep:
+                await self._end_streams()
+                await self._core.sleep()
+                self._asleep, self._served_version, self._label = True, -1, ""
+                self.receiver.reset(gone=False)
+
+    async def _switch(self, manifest: Manifest, buffer: VersionBuffer) -> None:
+        """Serve what is in the buffer. A failure half-way leaves nothing that is served."""
         async with self._gate, self._crash_unless_done(f"version {manifest.version}"):
             self._check_up()
             label = str(manifest.version)
-            self._open.clear()
-            await self._core.end_requests()
-            await self._wait_until_idle()
-            self._open.set()
-            await self._core.load(manifest, buffer_name, label)
-            self._served_version, self._label = manifest.version, label
+            if self._asleep:
+                await self._core.wake()
+            await self._end_streams()
+            await self._core.load(manifest, buffer, label)
+            self._served_version, self._label, self._asleep = manifest.version, label, False
             if not self._paused:
                 await self._core.release()
+
+    async def _end_streams(self) -> None:
+        """End all streams, with the tokens they have. New ones wait at the gate."""
+        self._open.clear()
+        await self._core.end_requests()
+        try:
+            async with asyncio.timeout(self._drain_s):
+                await self._wait_until_idle()
+        except TimeoutError:
+            raise BackendLost(f"drain: {len(self._streams)} streams have not ended in {self._drain_s:g} s") from None
+        self._open.set()
 
     def _go_down(self, crash: EngineCrashed) -> bool:
         went_down = super()._go_down(crash)
         if went_down:
             self._on_down(str(crash))
         return went_down
-
-
-SwitchToBuffer = Callable[[Manifest, str], Awaitable[None]]
-"""Serves the version whose bytes lie in the shared buffer of this name."""
-
-
-class SharedBuffer(Protocol):
-    """Memory that other processes can open by its name."""
-
-    name: str
-
-    @property
-    def buffer(self) -> memoryview:
-        """All bytes of it."""
-
-    def close(self) -> None:
-        """Release it. Idempotent."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class BufferedVersion:
-    """A version that arrives. Implements `IncomingVersion`."""
-
-    manifest: Manifest
-    shared: SharedBuffer
-    open_payload: OpenPayload
-
-    def load(self, bucket: Bucket) -> None:
-        """Copy a bucket to its place, then verify it. Raises `TransferError`."""
-        data = memoryview(self.open_payload(bucket.payload)).cast("B")
-        place = self.shared.buffer[self.manifest.locate_bucket(bucket.index, data.nbytes)]
-        place[:] = data
-        self.manifest.verify(bucket, compute_checksum(place))
-
-
-class SharedBufferReceiver(StagedReceiver[BufferedVersion]):
-    """`make_buffer` makes a shared buffer of a size, `open_payload` opens payloads, `check` raises `TransferError`."""
-
-    def __init__(
-        self,
-        switch: SwitchToBuffer,
-        *,
-        make_buffer: Callable[[int], SharedBuffer],
-        check: Callable[[Manifest], None] = lambda manifest: None,
-        open_payload: OpenPayload = memoryview,
-    ) -> None:
-        super().__init__()
-        self._switch, self._make_buffer, self._check, self._open_payload = switch, make_buffer, check, open_payload
-        self._shared: SharedBuffer | None = None
-
-    async def _make_stage(self, manifest: Manifest) -> BufferedVersion:
-        self._check(manifest)
-        self._release_buffer()
-        self._shared = shared = self._make_buffer(manifest.total_bytes)
-        return BufferedVersion(manifest=manifest, shared=shared, open_payload=self._open_payload)
-
-    async def _serve(self, stage: BufferedVersion) -> None:
-        await self._switch(stage.manifest, stage.shared.name)
-
-    async def _release_previous(self) -> None:
-        self._release_buffer()
-
-    def reset(self, *, gone: bool) -> None:
-        super().reset(gone=gone)
-        self._release_buffer()
-
-    def _release_buffer(self) -> None:
-        shared, self._shared = self._shared, None
-        if shared is not None:
-            shared.close()

@@ -1,9 +1,10 @@
-"""vLLM's `AsyncLLM` (vLLM 0.32) with the few calls that an engine needs. The only module that imports vLLM.
+"""vLLM's `AsyncLLM` (vLLM 0.26 to 0.32) with the few calls that an engine needs. The only module that imports vLLM.
 
 It is made in the event loop that it is used in. Requests are sampled as `VllmDialect` says, log-probabilities are those
 of what was drawn from. `add_request` is used where vLLM's own `generate` would be shorter, because it says when a
 request has begun: from then on a pause that aborts ends it. The answer to a pause comes behind all that was made before
-it, and what waits for that has run when `pause_generation` returns.
+it, and what waits for that has run when `pause_generation` returns. Every call has a deadline, and its error names the
+phase of an update that did not end.
 """
 
 import asyncio
@@ -12,14 +13,18 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import fields
 from typing import Any
 
+from headway.config.server_versions import check_server_version
 from headway.engines.servers.server_process import LaunchSettings, make_vllm_options
 from headway.engines.streaming_engine import FINISH_REASONS, BackendLost, StreamChunk, StreamRequest
 from headway.errors import ConfigError, EngineError
 from headway.weights.base import Manifest
+from headway.weights.shared_version import VersionBuffer
 
 _OPTIONS_KEY = "actor_infer.strategy_args.strategy_config.server_args"
 _FIXED_OPTIONS = ("logprobs_mode", "generation_config", "worker_extension_cls", "model")
 _SHUTDOWN_S = 2.0
+_DISCARD = 2
+"""Level of sleep at which weights are not kept: the next version brings all of them."""
 
 ChunkStream = AsyncGenerator[StreamChunk, None]
 """Ends with the chunk that has a `finish`. Left before that, the request is aborted. Raises `BackendLost`."""
@@ -28,16 +33,27 @@ ChunkStream = AsyncGenerator[StreamChunk, None]
 class AsyncLlmCore:
     """One vLLM. Every call raises `BackendLost` where it is gone.
 
-    `worker_extension` names the class that is mixed into vLLM's workers: it has `headway_take`.
-    `read_output` returns what vLLM has last written, to say how it ended.
+    `worker_extension` names the class that is mixed into vLLM's workers: it has `headway_take` and `headway_label`.
+    `read_output` returns what vLLM has last written, to say how it ended. A call that vLLM answers at once may take
+    `call_s`, one that moves weights `load_s`.
     """
 
     def __init__(
-        self, launch: LaunchSettings, worker_extension: str, read_output: Callable[[], str] = lambda: ""
+        self,
+        launch: LaunchSettings,
+        worker_extension: str,
+        read_output: Callable[[], str] = lambda: "",
+        *,
+        call_s: float = 30.0,
+        load_s: float = 600.0,
     ) -> None:
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
+        import vllm
+
+        check_server_version("vllm", vllm.__version__)
+        self._call_s, self._load_s = call_s, load_s
         known = {field.name for field in fields(AsyncEngineArgs)}
         arguments = {**make_engine_arguments(launch, known), "worker_extension_cls": worker_extension}
         self._llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
@@ -58,7 +74,6 @@ class AsyncLlmCore:
 
     async def add(self, request: StreamRequest) -> ChunkStream:
         """Begin a request; once this has returned, `end_requests` ends it too. Raises `EngineError` for a bad one."""
-        from vllm.exceptions import VLLMClientError
         from vllm.inputs import tokens_input
         from vllm.sampling_params import RequestOutputKind, SamplingParams
 
@@ -68,35 +83,49 @@ class AsyncLlmCore:
         except asyncio.CancelledError:
             await self._llm.abort(request.key)  # it may have got through
             raise
-        except (ValueError, VLLMClientError) as error:
-            raise EngineError(f"vLLM refuses it: {error}") from error
         except Exception as error:
+            if isinstance(error, ValueError | _find_client_error()):
+                raise EngineError(f"vLLM refuses it: {error}") from error
             raise _make_loss(error) from error
         return self._read_chunks(outputs)
 
     async def abort(self, key: str) -> None:
         """End one request: its stream ends with `ABORTED`. Unknown ones are ignored."""
-        await self._call(self._llm.abort(key))
+        await self._call(self._llm.abort(key), "abort", self._call_s)
 
     async def end_requests(self) -> None:
         """End all requests, each with the tokens that it has, and begin none before `release`."""
-        await self._call(self._llm.pause_generation(mode="abort", clear_cache=True))
+        await self._call(self._llm.pause_generation(mode="abort", clear_cache=True), "pause", self._call_s)
 
     async def hold(self) -> None:
         """Stop between two tokens and keep everything for `release`, also what is added now."""
-        await self._call(self._llm.pause_generation(mode="keep", clear_cache=False))
+        await self._call(self._llm.pause_generation(mode="keep", clear_cache=False), "pause", self._call_s)
 
     async def release(self) -> None:
         """Work again."""
-        await self._call(self._llm.resume_generation())
+        await self._call(self._llm.resume_generation(), "resume", self._call_s)
 
-    async def load(self, manifest: Manifest, buffer_name: str, label: str) -> None:
+    async def load(self, manifest: Manifest, buffer: VersionBuffer, label: str) -> None:
         """Compute with these weights from now on, with nothing cached from others. Nothing runs meanwhile."""
         tensors = [[entry.name, list(entry.shape), entry.dtype] for entry in manifest.tensors]
-        await self._call(self._llm.collective_rpc("headway_take", args=(buffer_name, tensors)))
-        if not await self._call(self._llm.reset_prefix_cache()):
+        words = [["bytes", word.hex()] if isinstance(word, bytes) else ["plain", word] for word in buffer.handle]
+        order = (words, buffer.start, tensors, label)
+        await self._call(self._llm.collective_rpc("headway_take", args=order), "update", self._load_s)
+        if not await self._call(self._llm.reset_prefix_cache(), "cache", self._call_s):
             raise BackendLost("vLLM kept its prefix cache: something still runs")
-        await self._call(self._llm.update_weight_version(label))
+        if hasattr(self._llm, "update_weight_version"):  # from 0.28 on
+            await self._call(self._llm.update_weight_version(label), "label", self._call_s)
+        found = set(await self._call(self._llm.collective_rpc("headway_label"), "label", self._call_s))
+        if found != {label}:
+            raise BackendLost(f"vLLM's workers have weights {found} and not {label!r}")
+
+    async def sleep(self) -> None:
+        """Free the memory of weights and KV cache. Nothing runs."""
+        await self._call(self._llm.sleep(level=_DISCARD), "sleep", self._load_s)
+
+    async def wake(self) -> None:
+        """Take the memory again; weights are loaded afterwards."""
+        await self._call(self._llm.wake_up(), "waking up", self._load_s)
 
     async def close(self) -> None:
         """End it. Idempotent."""
@@ -119,17 +148,28 @@ class AsyncLlmCore:
             if not over and not self._closed:
                 await self._llm.abort(outputs.request_id, internal=True)
 
-    async def _call(self, call: Awaitable[Any]) -> Any:
-        """Await a call. Raises `BackendLost` for errors of vLLM, which mean that it is gone."""
+    async def _call(self, call: Awaitable[Any], phase: str, limit_s: float) -> Any:
+        """Await a call. Raises `BackendLost` for errors of vLLM, which mean that it is gone, and after `limit_s`."""
         try:
-            return await call
+            async with asyncio.timeout(limit_s):
+                return await call
+        except TimeoutError:
+            raise BackendLost(f"{phase}: vLLM has not answered in {limit_s:g} s", silent=True) from None
         except Exception as error:
-            raise _make_loss(error) from error
+            raise BackendLost(f"{phase}: {_make_loss(error)}") from error
 
     def _on_process_end(self, process: Any) -> None:
         asyncio.get_running_loop().remove_reader(process.sentinel)
         if not self._closed:
             self._on_end(f"vLLM's {process.name} has ended{self._read_output()}")
+
+
+def _find_client_error() -> type[Exception]:
+    """Return the error of a request that vLLM refuses; before 0.28 it is always a `ValueError`."""
+    import vllm.exceptions
+
+    found: type[Exception] = getattr(vllm.exceptions, "VLLMClientError", ValueError)
+    return found
 
 
 def _make_loss(error: Exception) -> BackendLost:
@@ -172,5 +212,5 @@ def output_to_chunk(output: Any) -> StreamChunk:
         tokens=tokens,
         logps=[float(found[token].logprob) for token, found in zip(tokens, logprobs, strict=False)],
         finish=None if reason is None else FINISH_REASONS[reason],
-        labels=[span.version for span in output.weight_versions or ()],
+        labels=[span.version for span in getattr(output, "weight_versions", None) or ()],
     )

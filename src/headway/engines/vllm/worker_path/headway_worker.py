@@ -21,3 +21,9 @@ class WeightReloadExtension:
         for layer in self.model_runner.get_model().modules():
             if hasattr(layer, "cpu_linear") and type(layer).__name__ == "ParallelLMHead":
                 layer.quant_method.process_weights_after_loading(layer)
+
+    def headway_label(self: Any, label: str = "") -> str:
+        """Return the label of the weights, or set it: a vLLM before 0.28 has none of its own."""
+        if label:
+            self._headway_label = label
+        return getattr(self, "_headway_label", "none")

@@ -1,0 +1,380 @@
+"""vLLM and SGLang beside our own engine on one card: what an update costs, and whole runs that lose their server.
+
+    python benchmarks/server_engines.py updates --out updates.json      # a version of the 0.5B shape (1 GB), 5 times
+    python benchmarks/server_engines.py train --out train.json          # 20 steps with each engine, each killed once
+    python benchmarks/server_engines.py train --shape tiny --device cpu --prompts 4 --length 8 --steps 6 --python PYTHON
+
+**updates** The time from the first bucket until the server serves, and of this the part in which nobody generates (the
+flip). The trainer's bytes lie on the card: the server opens them by CUDA IPC, over HTTP through vLLM's own weight
+transfer, in an engine's process through our extension of its workers; or they go through files.
+
+**train** Each run is the same configuration. The process of the engine, or of the server, is killed in the middle; the
+ledger is audited afterwards: no sample may be lost or be there twice. Rewards are drawn by lot.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks.end_to_end import SHAPES, machine, make_model
+from benchmarks.virtual_node import measure_spans
+
+from headway.config import load_config
+from headway.launch.training_session import open_run_directory, prepare_run, run_training
+from headway.ledger import Ledger
+from headway.monitor.event_log import LoggedEvent
+
+STRATEGY = "actor_infer.strategy_args"
+WAYS: dict[str, dict[str, Any]] = {
+    "native": {f"{STRATEGY}.strategy_name": "native"},
+    "vllm": {f"{STRATEGY}.strategy_name": "vllm", f"{STRATEGY}.strategy_config.in_process": True},
+    "vllm over HTTP": {f"{STRATEGY}.strategy_name": "vllm", f"{STRATEGY}.strategy_config.launch": True},
+    "sglang over HTTP": {f"{STRATEGY}.strategy_name": "sglang", f"{STRATEGY}.strategy_config.launch": True},
+}
+
+
+def make_words(args: argparse.Namespace, way: str, model: Path, run_dir: Path) -> dict[str, Any]:
+    """Make the configuration, which is the same for every engine but for its name."""
+    words: dict[str, Any] = {
+        "exp_name": way.replace(" ", "-"),
+        "output_dir": str(run_dir),
+        "pretrain": str(model),
+        "device": args.device,
+        "async_generation_ratio": 1,
+        "pg_variant": "tis",
+        "processes": True,
+        "filter_zero_variance": False,
+        "rollout_batch_size": args.prompts,
+        "num_return_sequences_in_group": 8,
+        "prompt_length": 64,
+        "response_length": args.length,
+        "max_steps": args.steps,
+        "save_steps": 0,
+        "eval_steps": 0,
+        "track_with": [],
+        "reliability.restart_backoff_s": 0.1,
+        "actor_train.model_args.disable_gradient_checkpointing": True,
+        "actor_train.training_args.learning_rate": 1e-6,
+        "actor_train.training_args.per_device_train_batch_size": args.prompts * 8,
+        "actor_train.data_args.file_name": "addition",
+        "rewards.addition.reward_fn": f"{Path(__file__).parent / 'end_to_end.py'}:lot",
+        f"{STRATEGY}.strategy_config.gpu_memory_utilization": 0.3,
+        **WAYS[way],
+    }
+    if way != "native":
+        options = {"enforce-eager": True} if args.eager else {}
+        options |= {"load-format": args.load_format} if getattr(args, "load_format", "") else {}
+        words[f"{STRATEGY}.strategy_config.server_args"] = options
+        if args.python:
+            words[f"{STRATEGY}.strategy_config.server_python"] = args.python
+    return words
+
+
+class Killer:
+    """Kills the engine, or its server, after a third of the steps."""
+
+    def __init__(self, logs: Path, steps: int) -> None:
+        self._logs, self._step = logs, max(steps // 3, 1)
+        self.killed: list[str] = []
+        self.back_s = 0.0
+        self._at = 0.0
+
+    def __call__(self, event: LoggedEvent) -> None:
+        if event.kind == "step.end" and not self._at and event.data["trained"] >= self._step:
+            self._at = event.time_s
+            asyncio.get_running_loop().call_later(0.05, self._kill)
+        if event.kind == "up" and event.who == "engine/0" and self._at and not self.back_s:
+            self.back_s = event.time_s - self._at
+
+    def _kill(self) -> None:
+        for name in ("engine-0-server.log", "engine-0.log"):
+            found = []
+            for entry in Path("/proc").glob("[0-9]*/fd/1"):
+                try:
+                    if str(entry.readlink()) == str(self._logs / name):
+                        found.append(int(entry.parts[2]))
+                except OSError:
+                    continue
+            if found:
+                victims = sorted(found)  # of a server the first is the watchdog, which must outlive it
+                os.kill(victims[1] if name.endswith("server.log") and len(victims) > 1 else victims[0], signal.SIGKILL)
+                self.killed.append(name)
+                return
+
+
+def train(args: argparse.Namespace, way: str, model: Path, scratch: Path) -> dict[str, Any]:
+    """Train once, and return what was measured and what the ledger says."""
+    run_dir = scratch / way.replace(" ", "-")
+    begun = time.perf_counter()
+    prepared = prepare_run(load_config(None, make_words(args, way, model, run_dir)))
+    events: list[LoggedEvent] = []
+    with open_run_directory(prepared) as directory:
+        killer = Killer(directory.path / "logs", args.steps)
+        sinks = [events.append, *([killer] if args.kill else [])]
+        summary = asyncio.run(run_training(prepared, directory, sinks=sinks))
+    ends = [event for event in events if event.kind == "step.end"]
+    gaps = [later.time_s - earlier.time_s for earlier, later in pairwise(ends)]
+    ledger = Ledger(run_dir / "ledger.sqlite")
+    lost = [str(problem) for problem in ledger.audit()]
+    ledger.close()
+    fresh = [event.data for event in ends if event.data.get("train/lag_max") == 0]
+    return {
+        "engine": way,
+        "transport": prepared.placement.transport.kind,
+        "finished": summary.finished,
+        "why": summary.reason,
+        "steps": len(ends),
+        "samples": sum(event.data["samples"] for event in ends),
+        "audit": lost,
+        "killed": killer.killed,
+        "back_s": killer.back_s,
+        "step_s": statistics.median(gaps) if gaps else 0.0,
+        "samples_per_s": args.prompts * 8 / statistics.median(gaps) if gaps else 0.0,
+        "spans_s": measure_spans(events),
+        "reward": [event.data.get("train/reward_mean") for event in ends],
+        "ratio": [(data["train/ratio_mean"], data["train/ratio_max"]) for data in fresh if "train/ratio_mean" in data],
+        "errors": [f"{event.who}: {event.data.get('message', '')}"[:300] for event in events if event.kind == "error"][
+            :8
+        ],
+        "whole_s": time.perf_counter() - begun,
+    }
+
+
+# -- updates
+
+
+async def update_times(engine: Any, store: Any, version: int) -> tuple[float, float]:
+    """Return the seconds of a whole update, and of its flip."""
+    begin = time.perf_counter()
+    manifest, buckets = await store.gather(version)
+    await engine.receiver.begin(manifest)
+    async for bucket in buckets:
+        await engine.receiver.load(bucket)
+    flip = time.perf_counter()
+    await engine.receiver.flip()
+    end = time.perf_counter()
+    return end - begin, end - flip
+
+
+async def measure_engine(engine: Any, store: Any, tensors: Any, first: int, times: int) -> dict[str, Any]:
+    """Update an engine again and again; what it generates must carry each version."""
+    from headway.engines.base import Progress, Request
+    from headway.types import SamplingParams
+
+    found = []
+    for version in range(first, first + times + 1):
+        store.publish(version, tensors)
+        found.append(await update_times(engine, store, version))
+        progress = Progress()
+        params = SamplingParams(max_new_tokens=8)
+        await engine.generate(Request(request_id=f"r{version}", session="s", prompt=(5, 9, 1), params=params), progress)
+        assert [run.version for run in progress.runs] == [version], progress.runs
+    store.close()
+    return {"first_s": found[0], "update_s": found[1:]}
+
+
+def make_engine(args: argparse.Namespace, way: str, kind: str, model: Path, scratch: Path) -> Any:
+    """Make an engine of a way that takes weights by a transport."""
+    from headway.launch.in_process_engines import make_in_process_engines
+    from headway.launch.inference_servers import ServerOptions, make_server_engines
+    from headway.launch.transports import TransportPlan
+
+    logs = scratch / f"{way}-{kind}".replace(" ", "-") / "logs"
+    logs.mkdir(parents=True)
+    options = ServerOptions(
+        resolved=load_config(None, make_words(args, way, model, logs.parent)),
+        model=model,
+        device=args.device,
+        replicas=1,
+        slots=64,
+        threads=2,
+        logs=logs,
+        transport=TransportPlan(kind=kind),  # type: ignore[arg-type]
+        cache_bytes=8 << 30,
+    )
+    return (make_in_process_engines if way == "vllm" else make_server_engines)(options)[0]
+
+
+def make_empty_model(directory: Path, args: argparse.Namespace) -> Path:
+    """Write what vLLM starts from without weights, only with their names: the first version brings them."""
+    import torch
+    from safetensors.torch import save_file
+    from transformers import AutoModelForCausalLM, Qwen2Config
+
+    from headway.models.tiny_model import make_character_tokenizer
+
+    tokenizer = make_character_tokenizer()
+    config = Qwen2Config(
+        vocab_size=151_936 if args.shape != "tiny" else 1000,
+        num_key_value_heads=2,
+        max_position_embeddings=32_768,
+        tie_word_embeddings=True,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        architectures=["Qwen2ForCausalLM"],
+        **SHAPES[args.shape],
+    )
+    config.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    with torch.device("meta"):
+        names = [name for name, _ in AutoModelForCausalLM.from_config(config).named_parameters()]
+    save_file({name: torch.empty(0) for name in names}, directory / "model.safetensors")
+    return directory
+
+
+def make_tensors(model: Path, device: str) -> dict[str, Any]:
+    """Make random weights of the model on the device."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    with torch.device(device):
+        made = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model), dtype=dtype)
+    return dict(made.named_parameters())
+
+
+def time_calls() -> None:
+    """Print how long each call of a server takes."""
+    from headway.engines.servers.http_client import HttpClient
+
+    post = HttpClient.post
+
+    async def timed(self: HttpClient, path: str, *args: Any, **options: Any) -> Any:
+        begin = time.perf_counter()
+        try:
+            return await post(self, path, *args, **options)
+        finally:
+            print(f"  {path}: {(time.perf_counter() - begin) * 1e3:.0f} ms", flush=True)
+
+    HttpClient.post = timed  # type: ignore[method-assign]
+
+
+async def measure_updates(args: argparse.Namespace, model: Path, scratch: Path) -> list[dict[str, Any]]:
+    """Start both vLLMs together, then measure one way after the other."""
+    from headway.engines.servers.server_process import ServerHandle
+    from headway.weights.device_memory import DeviceArena, IpcArena, make_shareable_memory
+    from headway.weights.weight_store import SharedArena, WeightStore
+
+    time_calls()
+    served = make_engine(args, "vllm over HTTP", "in_process", model, scratch)
+    files = make_engine(args, "vllm over HTTP", "shared_memory", model, scratch)
+    inside = make_engine(args, "vllm", "cuda_ipc", model, scratch)
+    rows: list[dict[str, Any]] = []
+    begin = time.perf_counter()
+
+    async def start(engine: Any) -> Any:
+        await engine.start()
+        print(f"{engine.name} started in {time.perf_counter() - begin:.0f} s", flush=True)
+        return engine
+
+    starts = {engine: asyncio.create_task(start(engine)) for engine in (served, inside)}
+    try:
+        tensors = await asyncio.to_thread(make_tensors, model, args.device)
+        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+        memory = make_shareable_memory(args.device)
+        ways: list[tuple[str, Any, Any]] = [
+            ("in the engine's process, CUDA IPC", inside, IpcArena(memory)),
+            ("over HTTP, CUDA IPC", served, DeviceArena(args.device)),
+            ("in the engine's process, host memory", inside, SharedArena()),
+            ("over HTTP, files", files, SharedArena()),
+        ]
+        for number, (how, engine, arena) in enumerate(ways):
+            store = WeightStore(bucket_mb=512.0, wire_dtype=None, arena=arena)
+            try:
+                await starts[served if engine is files else engine]
+                files._server = ServerHandle(served._server.url)  # another way into the same server
+                row = await measure_engine(engine, store, tensors, 100 * number, args.times)
+            except Exception as error:
+                row = {"error": f"{type(error).__name__}: {error}"[:2000]}
+            rows.append({"how": how, "bytes": size, **row})
+            print(json.dumps(rows[-1]), flush=True)
+            if args.out:
+                args.out.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1), encoding="utf-8")
+    finally:
+        await asyncio.gather(*(engine.close() for engine in (files, served, inside)), return_exceptions=True)
+    return rows
+
+
+def show_updates(rows: list[dict[str, Any]]) -> None:
+    """Print one table."""
+    table = Table("vLLM", "GB", "update ms", "of that, nobody generates, ms", title=machine())
+    for row in rows:
+        if "error" in row:
+            table.add_row(row["how"], "", row["error"][:60])
+            continue
+        whole, flip = (statistics.median(times) * 1e3 for times in zip(*row["update_s"], strict=True))
+        table.add_row(row["how"], f"{row['bytes'] / 1e9:.2f}", f"{whole:.0f}", f"{flip:.0f}")
+    Console(width=120).print(table)
+
+
+def show_runs(rows: list[dict[str, Any]]) -> None:
+    """Print one table."""
+    names = ("engine", "steps", "samples", "audit", "killed", "back s", "s/step", "samples/s", "update s")
+    table = Table(*names, title=machine())
+    for row in rows:
+        numbers = [str(row["steps"]), str(row["samples"]), str(len(row["audit"])), ", ".join(row["killed"])]
+        numbers += [f"{row[key]:.2f}" for key in ("back_s", "step_s", "samples_per_s")]
+        table.add_row(row["engine"], *numbers, f"{row['spans_s'].get('update of an engine', 0.0):.3f}")
+    Console(width=140).print(table)
+
+
+def main() -> None:
+    """Run what is asked for."""
+    args = parse_arguments()
+    scratch = Path(tempfile.mkdtemp(prefix="headway-servers-"))
+    if args.what == "updates":
+        args.load_format = "dummy"
+        model = make_empty_model(scratch / "model", args)
+        show_updates(asyncio.run(measure_updates(args, model, scratch)))
+        return
+    model = make_model(scratch / "model", args)
+    rows = []
+    for way in args.ways:
+        try:
+            rows.append(train(args, way, model, scratch))
+        except Exception as error:
+            print(f"{way}: {type(error).__name__}: {error}"[:3000], flush=True)
+            continue
+        print(json.dumps(rows[-1]), flush=True)
+        if args.out:
+            args.out.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1), encoding="utf-8")
+    show_runs(rows)
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Parse what to run."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
+    parser.add_argument("what", choices=("updates", "train"))
+    parser.add_argument("--shape", choices=SHAPES, default="0.5B")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=["native", "vllm", "vllm over HTTP"])
+    parser.add_argument("--times", type=int, default=5)
+    parser.add_argument("--prompts", type=int, default=8)
+    parser.add_argument("--length", type=int, default=128)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--python", default="", help="interpreter that has vLLM; empty: this one")
+    parser.add_argument("--eager", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--kill", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    args.mean_length = 0
+    return args
+
+
+if __name__ == "__main__":
+    main()

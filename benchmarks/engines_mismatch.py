@@ -187,6 +187,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     args.mean_length, args.prompts, args.length, args.steps = 0, 8, args.tokens + 64, 1
+    args.transport = "auto"
     return args
 
 

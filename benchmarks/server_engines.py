@@ -68,6 +68,7 @@ def make_words(args: argparse.Namespace, way: str, model: Path, run_dir: Path) -
         "eval_steps": 0,
         "track_with": [],
         "reliability.restart_backoff_s": 0.1,
+        "weight_transfer.transport": args.transport,
         "actor_train.model_args.disable_gradient_checkpointing": True,
         "actor_train.training_args.learning_rate": 1e-6,
         "actor_train.training_args.per_device_train_batch_size": args.prompts * 8,
@@ -271,7 +272,7 @@ async def measure_updates(args: argparse.Namespace, model: Path, scratch: Path) 
     from headway.weights.weight_store import SharedArena, WeightStore
 
     time_calls()
-    served = make_engine(args, "vllm over HTTP", "in_process", model, scratch)
+    served = make_engine(args, "vllm over HTTP", "cuda_ipc", model, scratch)
     files = make_engine(args, "vllm over HTTP", "shared_memory", model, scratch)
     inside = make_engine(args, "vllm", "cuda_ipc", model, scratch)
     rows: list[dict[str, Any]] = []
@@ -367,6 +368,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--length", type=int, default=128)
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--transport", default="auto", help="cuda_ipc: servers open the trainer's memory")
     parser.add_argument("--python", default="", help="interpreter that has vLLM; empty: this one")
     parser.add_argument("--eager", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--kill", action=argparse.BooleanOptionalAction, default=True)

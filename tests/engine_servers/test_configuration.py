@@ -13,7 +13,14 @@ import pytest
 from headway.config import ResolvedConfig, load_config
 from headway.engines.servers.server_dialect import ServerDialect
 from headway.errors import ConfigError
-from headway.launch.inference_servers import ServerOptions, check_server_requirements, make_server_command
+from headway.launch.component_places import ComponentPlace
+from headway.launch.inference_servers import (
+    ServerOptions,
+    check_server_requirements,
+    check_shared_gpu_memory,
+    make_server_command,
+)
+from headway.launch.transports import TransportPlan
 
 pytest.importorskip("aiohttp")
 
@@ -100,6 +107,32 @@ def test_sglang_with_a_truncated_distribution_is_noted() -> None:
     assert not [note for note in load_config(None, words).notes if "SGLang" in note]
     noted = load_config(None, {**words, "actor_infer.generating_args.top_p": 0.9}).notes
     assert [note for note in noted if "before top_p" in note]
+
+
+def test_memory_of_the_trainer_is_opened_only_by_servers_on_its_gpus() -> None:
+    places = {
+        "trainer": ComponentPlace(name="trainer", devices=(0,), cards=(0,)),
+        "engine/0": ComponentPlace(name="engine/0", devices=(0,), cards=(0,)),
+    }
+    check_shared_gpu_memory(given(launch=True), places)
+    with pytest.raises(ConfigError, match="loads files"):
+        check_shared_gpu_memory(
+            given(launch=True, tensor_model_parallel_size=2, top={"actor_infer.device_mapping": [0, 1]}), places
+        )
+    places["engine/0"] = ComponentPlace(name="engine/0", devices=(1,), cards=(1,))
+    with pytest.raises(ConfigError, match=r"cuda_ipc.*engine/0 is on no GPU of the trainer"):
+        check_shared_gpu_memory(given(launch=True), places)
+    check_shared_gpu_memory(given("native"), places)
+    on_card = ServerOptions(
+        resolved=given(launch=True),
+        model=Path("/model"),
+        device="cuda",
+        replicas=1,
+        slots=8,
+        transport=TransportPlan(kind="cuda_ipc"),
+    )
+    line, environment = make_server_command(on_card, VllmDialect(launched=True), 0, 9)
+    assert '{"backend": "ipc"}' in line and environment["VLLM_ALLOW_INSECURE_SERIALIZATION"] == "1"
 
 
 def test_fewer_bits_are_noted_and_adapters_beside_the_policy_are_refused() -> None:

@@ -102,14 +102,15 @@ def make_in_process_engine(core: AsyncLlmCore, args: Mapping[str, Any]) -> Engin
     from headway.engines.vllm.in_process_engine import InProcessEngine
 
     name, launch, device = args["name"], LaunchSettings(**args["launch"]), args["device"]
+    transport = TransportPlan(**args["transport"])
     return InProcessEngine(
         name,
         core,
         slots=launch.slots,
         context_tokens=launch.context_tokens,
-        memory=make_gpu_memory(device),
+        memory=make_gpu_memory(device, transport),
         check=lambda manifest: check_tensor_names(manifest, Path(launch.model)),
-        open_payload=make_receiver_end(TransportPlan(**args["transport"]), name, device).open_payload,
+        open_payload=make_receiver_end(transport, name, device).open_payload,
         end_tokens=args["ends"],
         decode=core.decode,
         on_down=exit_soon,
@@ -143,13 +144,17 @@ class SharedVersionExtension(WeightReloadExtension):
         self: Any, words: list[tuple[str, Any]], start: int, tensors: list[tuple[str, list[int], str]], label: str
     ) -> None:
         """Load a whole version from byte `start` of a buffer; `tensors` lie one after the other."""
+        import torch
+
         from headway.weights.device_memory import make_shareable_memory
         from headway.weights.shared_version import view_tensors
 
         entries = [TensorEntry(name=name, shape=tuple(shape), dtype=dtype) for name, shape, dtype in tensors]
-        memory = make_shareable_memory(str(self.device))
-        buffer = memory.open(tuple(bytes.fromhex(word) if kind == "bytes" else word for kind, word in words))
+        handle = tuple(bytes.fromhex(word) if kind == "bytes" else word for kind, word in words)
+        memory = make_shareable_memory(str(self.device) if len(handle) > 1 else "cpu")  # a segment has only a name
+        buffer = memory.open(handle)
         self.reload_weights(weights_iterator=iter(view_tensors(entries, buffer, start).items()))
         self.headway_pack()
-        memory.synchronize()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
         self.headway_label(label)

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from headway.engines.servers.server_dialect import ServerDialect
     from headway.engines.servers.server_process import LaunchSettings, ServerHandle
     from headway.launch.component_places import ComponentPlace
-    from headway.launch.components import PolicyInfo
     from headway.launch.machine import Machine
     from headway.weights.device_memory import ShareableMemory
 
@@ -69,18 +68,21 @@ def uses_in_process_vllm(resolved: ResolvedConfig) -> bool:
     return resolved.config.actor_infer.strategy_args.strategy_config.in_process
 
 
-def can_share_gpu_memory(resolved: ResolvedConfig, places: Mapping[str, ComponentPlace]) -> bool:
-    """Return whether every engine is on a GPU of the trainer, whose memory it can open.
+def check_shared_gpu_memory(resolved: ResolvedConfig, places: Mapping[str, ComponentPlace]) -> None:
+    """Check that servers which are to open the trainer's memory are on its GPUs. Raises `ConfigError`.
 
     Engines of our own see other GPUs as well. Servers see their own, and vLLM wants a handle for each that it sees.
     """
     config = resolved.config.actor_infer.strategy_args.strategy_config
-    if not uses_external_engines(resolved):
-        return True
-    if config.url or (config.launch and config.tensor_model_parallel_size > 1):
-        return False
+    if not uses_external_engines(resolved) or config.url:
+        return
     trained = {card for name, place in places.items() if name.startswith("trainer") for card in place.cards}
-    return all(trained & set(place.cards) for name, place in places.items() if name.startswith("engine/"))
+    apart = [name for name, place in places.items() if name.startswith("engine/") and not trained & set(place.cards)]
+    problem = f"{apart[0]} is on no GPU of the trainer" if apart else ""
+    if config.launch and config.tensor_model_parallel_size > 1:
+        problem = "a server whose layers are on several GPUs loads files"
+    if problem:
+        raise ConfigError(problem, key="weight_transfer.transport", value="cuda_ipc", hint="auto")
 
 
 def check_server_requirements(resolved: ResolvedConfig) -> None:
@@ -160,11 +162,8 @@ class ServerOptions:
 
     @property
     def shares_memory(self) -> bool:
-        """Whether a server opens versions in memory of its GPU, where trainer and server are on the same one."""
-        config, kind = self.resolved.config.actor_infer.strategy_args.strategy_config, self.transport.kind
-        if config.url:
-            return kind == "cuda_ipc"
-        return self.device == "cuda" and config.tensor_model_parallel_size == 1 and kind in ("in_process", "cuda_ipc")
+        """Whether versions are opened in memory of the GPU that trainer and engine are both on."""
+        return self.device == "cuda" and self.transport.kind == "cuda_ipc"
 
     @property
     def load_s(self) -> float:
@@ -207,15 +206,15 @@ def make_server_engines(servers: ServerOptions) -> list[Engine]:
                 decode=tokenizer.decode,
                 model_directory=model,
                 open_payload=make_receiver_end(servers.transport, name, servers.device).open_payload,
-                memory=make_gpu_memory(servers.device) if servers.shares_memory else None,
+                memory=make_gpu_memory(servers.device, servers.transport) if servers.shares_memory else None,
             )
         )
     return engines
 
 
-def make_gpu_memory(device: str) -> ShareableMemory | None:
-    """Return the memory of this process's GPU; none on a CPU."""
-    if device == "cpu":
+def make_gpu_memory(device: str, transport: TransportPlan) -> ShareableMemory | None:
+    """Return the memory of this process's GPU, where weights stay on GPUs; none where they go through the host."""
+    if device == "cpu" or (transport.kind != "cuda_ipc" and transport.backend != "nccl"):
         return None
 
     from headway.weights.device_memory import CudaMemory
@@ -294,14 +293,14 @@ def estimate_kv_cache_bytes(model: Path, slots: int, context_tokens: int) -> int
 
 
 def count_shared_cache_bytes(
-    resolved: ResolvedConfig, places: Mapping[str, ComponentPlace], machine: Machine, policy: PolicyInfo
+    resolved: ResolvedConfig, places: Mapping[str, ComponentPlace], machine: Machine, parameters: int
 ) -> int:
     """Return the KV cache of a server that shares its GPU with others; 0: it measures for itself what is free."""
     config, place = resolved.config.actor_infer.strategy_args.strategy_config, places.get("engine/0")
     if place is None or not place.partners or config.tensor_model_parallel_size > 1:
         return 0
     share = int(config.gpu_memory_utilization * machine.gpu_memory_gib * (1 << 30))
-    return max(share - 2 * policy.parameters - _BESIDE_CACHE_BYTES, 0)
+    return max(share - 2 * parameters - _BESIDE_CACHE_BYTES, 0)
 
 
 def make_visible_gpus_env(gpus: Sequence[int]) -> dict[str, str]:

@@ -173,7 +173,9 @@ class LanguageModelFamily(ModelFamily):
             logs=context.logs,
             transport=placement.transport,
             sleeps=let_engines_sleep(placement.places),
-            cache_bytes=count_shared_cache_bytes(resolved, placement.places, placement.machine, context.policy),
+            cache_bytes=count_shared_cache_bytes(
+                resolved, placement.places, placement.machine, context.policy.parameters
+            ),
         )
         if uses_in_process_vllm(resolved):
             return make_in_process_engines(options)

@@ -32,8 +32,8 @@ from headway.launch.component_places import (
 )
 from headway.launch.device_pools import RoleDevices, fit_device_pools
 from headway.launch.inference_servers import (
-    can_share_gpu_memory,
     check_server_requirements,
+    check_shared_gpu_memory,
     make_visible_gpus_env,
     uses_external_engines,
     uses_in_process_vllm,
@@ -340,8 +340,9 @@ def _list_transports(resolved: ResolvedConfig, placement: Placement, ranks: int)
     plain = plan_adapters(resolved, plan(), ranks if trains else 0)
     if resolved.config.cluster.kind == "ray" or not (trains and placement.processes):
         return [plain]
-    if not can_share_gpu_memory(resolved, placement.places):
+    if uses_external_engines(resolved) and plain.kind != "cuda_ipc":
         return [plain]
+    check_shared_gpu_memory(resolved, placement.places)
     near = replace(plan(sources=find_weight_sources(placement.places, placement.ranks)), adapters=plain.adapters)
     waits = resolved.derived.hybrid_engine and resolved.config.async_generation_ratio == 0
     fewer = [replace(near, versions=1)] if near.kind == "cuda_ipc" and waits else []

@@ -77,8 +77,9 @@ class VersionDirectoryWriter:
     def load(self, bucket: Bucket) -> None:
         """Write a bucket to its place, then verify it. Raises `TransferError`."""
         payload = bucket.payload
+        payload = payload if isinstance(payload, DevicePayload) else self._open_payload(payload)
         on_device = isinstance(payload, DevicePayload)
-        data = memoryview(payload.data.cpu().numpy() if on_device else self._open_payload(payload)).cast("B")
+        data = memoryview(payload.data.cpu().numpy() if on_device else payload).cast("B")
         place = self.manifest.locate_bucket(bucket.index, data.nbytes)
         try:
             with self._weights.open("r+b", buffering=0) as weights:

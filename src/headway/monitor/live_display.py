@@ -38,6 +38,8 @@ _LEAST_BIAS_STEPS = 3
 _SPARKS = "▁▂▃▄▅▆▇█"
 _SPARK_COLUMNS = 32
 _BAR_COLUMNS = 24
+_FIXED_LINES = 9
+"""Lines of the panel that are always there: four above the stages; memory, bias, an incident and the prompt below."""
 _STARTING = "starting trainer, engines and reward workers: they load the model"
 _INCIDENT_EVENTS = (events.ErrorReport, events.BackendRestart, events.BackendDown, events.RunDegrade, events.RunStall)
 _REPEATS_SHOWN, _REPEAT_MILESTONES = 3, frozenset(10**power for power in range(1, 10))
@@ -128,19 +130,26 @@ class LiveDisplay:
         steps = monitor.throughput.steps
         rows: list[Table | Text] = [Text(_format_headline(monitor, now_s, self._steps), style="bold")]
         if steps or monitor.incidents.validations:
-            rows.append(_format_learning(steps, monitor.incidents.validations, monitor.episodes.steps))
+            width = self._console.width
+            rows.append(_format_learning(steps, monitor.incidents.validations, monitor.episodes.steps, width))
         if steps:
             rows.append(Text(_format_progress(monitor, steps[-_RECENT_STEPS:])))
         rows.append(Text(_STARTING if self._is_starting else _format_current_step(monitor, now_s), style="dim"))
         rows.append(_make_role_grid(monitor))
         if self._status is not None:
-            rows[-1] = make_stage_table(self._status.stages, width=max(20, self._console.width - 44))
-            lines = [*format_engines(self._status.engines), format_usage(self._status.usage)]
+            # Whatever the terminal, the lines above and below stay in sight: what is long in between is cut.
+            room = max(8, self._console.height - _FIXED_LINES)
+            rows[-1] = make_stage_table(self._status.stages[:room], width=self._console.width)
+            engines = format_engines(self._status.engines)[: max(1, room - len(self._status.stages))]
+            lines = [*engines, format_usage(self._status.usage)]
             rows += [Text(line, style="dim") for line in lines if line]
         if difference := describe_bias(monitor):
             rows.append(Text(difference, style="yellow"))
         if self._incident:
             rows.append(Text(self._incident, style="red"))
+        for row in rows:
+            if isinstance(row, Text):
+                row.no_wrap, row.overflow = True, "ellipsis"
         return Group(*rows)
 
 
@@ -250,7 +259,10 @@ def _format_remaining_time(monitor: RunMonitor, now_s: float, left: int) -> str:
 
 
 def _format_learning(
-    steps: Sequence[StepRecord], validations: Sequence[ValidationResult], episodes: Sequence[EpisodeOutcomes]
+    steps: Sequence[StepRecord],
+    validations: Sequence[ValidationResult],
+    episodes: Sequence[EpisodeOutcomes],
+    width: int,
 ) -> Text:
     """Return reward, held-out reward and success, each with its curve."""
     parts = []
@@ -262,10 +274,13 @@ def _format_learning(
         known = [value for value in values if value is not None]
         if known:
             last = known[-recent:]
-            parts.append(f"{name} {format_number(sum(last) / len(last))} {make_sparkline(known)}")
+            parts.append((f"{name} {format_number(sum(last) / len(last))}", known))
+    # Curves share what the words leave of the line.
+    columns = (width - sum(len(words) + 4 for words, _ in parts)) // max(1, len(parts))
+    lines = [f"{words} {make_sparkline(known, min(_SPARK_COLUMNS, max(4, columns)))}" for words, known in parts]
     if validations and validations[-1].failed:
-        parts.append(validations[-1].describe_failures())
-    return Text("   ".join(parts), style="green")
+        lines.append(validations[-1].describe_failures())
+    return Text("   ".join(lines), style="green")
 
 
 def _format_progress(monitor: RunMonitor, recent: Sequence[StepRecord]) -> str:

@@ -112,17 +112,27 @@ class RunStatus:
 def make_stage_table(stages: Sequence[StageStatus], *, width: int | None = None) -> Table:
     """Return a row for each stage: state, since when, items in its queue, and its oldest waits.
 
-    With `width`, only the oldest wait is shown, cut at that width, so that each row is one line.
+    A table that has to fit into `width` columns has one line for each stage, with its oldest wait as far as it fits.
     """
+    rows = [
+        (
+            f"{STATE_SIGNS.get(stage.state, '!')} {stage.role}",
+            f"{stage.state} {format_duration(stage.seconds)}",
+            f"{stage.queue} queued" if stage.queue else "",
+        )
+        for stage in stages
+    ]
     table = Table.grid(padding=(0, 2))
-    for stage in stages:
-        sign = STATE_SIGNS.get(stage.state, "!")
+    taken = sum(max((len(row[place]) for row in rows), default=0) + 2 for place in range(3))
+    for cells, stage in zip(rows, stages, strict=True):
         lines = [f"waits for {wait.describe()}" for wait in stage.waits[:_MOST_WAITS]]
-        waits = "\n".join(lines) if width is None else "".join(lines[:1])[:width]
-        queue = f"{stage.queue} queued" if stage.queue else ""
-        state = f"{stage.state} {format_duration(stage.seconds)}"
-        table.add_row(*(Text(cell) for cell in (f"{sign} {stage.role}", state, queue, waits)))
+        waits = "\n".join(lines) if width is None else _shorten("".join(lines[:1]), max(0, width - taken))
+        table.add_row(*(Text(cell, no_wrap=width is not None) for cell in (*cells, waits)))
     return table
+
+
+def _shorten(text: str, length: int) -> str:
+    return text if len(text) <= length else f"{text[: max(0, length - 1)]}…"[:length]
 
 
 def format_engines(engines: Sequence[EngineStatus], most: int = 8) -> list[str]:

@@ -146,6 +146,7 @@ def measure_open(events: int, scratch: Path) -> dict[str, float]:
     root = scratch / str(events)
     run = root / "run"
     written = write_log(run, events)
+    print(f"{written:,} events are written", file=sys.stderr, flush=True)
     begun_s, cpu_s = time.monotonic(), time.process_time()
     follower = LogFollower(run)
     while follower.advance():
@@ -157,6 +158,7 @@ def measure_open(events: int, scratch: Path) -> dict[str, float]:
     steps = sum(len(part.steps) for part in follower.all_parts())
     follower.close()
     del follower
+    print(f"indexed: {found}", file=sys.stderr, flush=True)
     with serve(root) as (address, pid):
         begun_s, cpu_s = time.monotonic(), read_cpu_s(pid)
         while (head := ask(address, "run/curves?run=run")) and head["step"][-1:] != [steps]:  # type: ignore[index]
@@ -170,6 +172,7 @@ def measure_open(events: int, scratch: Path) -> dict[str, float]:
             ask(address, path)
             found |= {f"{name}_s": time.monotonic() - begun_s, f"{name}_cpu_s": read_cpu_s(pid) - cpu_s}
         found["memory_mb"] = read_memory_mb(pid)
+    print(f"opened: {found}", file=sys.stderr, flush=True)
     if find_chromium():
         with serve(root) as (address, pid):
             found["page_s"] = asyncio.run(time_page(address, steps))

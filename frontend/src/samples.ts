@@ -118,7 +118,6 @@ export class Samples implements View {
         h("div", { class: "task" }, h("b", {}, "task"), h("pre", {}, group.prompt ?? ""), group.expected !== null && group.expected !== undefined ? h("p", {}, h("b", {}, "expected "), String(group.expected)) : null)),
       h("div", { class: "columns" }, ...group.columns.map((member, place) => this.makeMember(member, place === group.chosen, versions, most))),
       group.left_out ? h("p", { class: "note" }, `${group.left_out} more members were not logged.`) : null);
-    this.detail.querySelector(".member.chosen")?.scrollIntoView({ block: "nearest", inline: "nearest" });
   }
 
   private makeMember(member: Member, chosen: boolean, versions: number[], most: number): HTMLElement {

@@ -109,7 +109,8 @@ class Page:
         """Return the value of the code once it is true."""
         until_s = time.monotonic() + timeout_s
         while True:
-            found = await self.run(f"(() => {{ try {{ return {code}; }} catch {{ return null; }} }})()")
+            look = f"const found = {code}; return found instanceof Node ? true : found;"
+            found = await self.run(f"(() => {{ try {{ {look} }} catch {{ return null; }} }})()")
             if found:
                 return found
             if time.monotonic() > until_s:

@@ -14,7 +14,7 @@ import statistics
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import yaml
 
@@ -31,7 +31,7 @@ from headway.sim.simulated_run import make_scenario
 HELP = "measure what simulate and plan should assume"
 _WITHOUT = ("eval_steps=0", "save_steps=0", "track_with=[]", "eval_at_start=false", "resume=never")
 _SYNCHRONOUS = ("async_generation_ratio=0", "updates_per_sync=1", "filter_zero_variance=false")
-_LONGEST_REQUESTS = 100_000
+_MOST_LENGTHS = 100_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,13 +60,18 @@ def run_command(args: argparse.Namespace) -> int:
     return 0
 
 
+def is_whole_answer(event: object) -> TypeGuard[RequestEnd]:
+    """Return whether a request ended by itself: what was aborted in the middle says nothing about lengths."""
+    return isinstance(event, RequestEnd) and event.finish in ("stop", "length") and event.actions > 0
+
+
 async def _train(short: ResolvedConfig) -> tuple[RunMonitor, list[int]]:
     """Train a few steps and return what was measured, and the lengths of the answers."""
     monitor, lengths = RunMonitor(1), list[int]()
 
     def note_length(logged: LoggedEvent) -> None:
         event = logged.event
-        if isinstance(event, RequestEnd) and event.actions and len(lengths) < _LONGEST_REQUESTS:
+        if is_whole_answer(event) and len(lengths) < _MOST_LENGTHS:
             lengths.append(event.actions)
 
     prepared = prepare_run(short)
@@ -85,7 +90,8 @@ def measure_costs(resolved: ResolvedConfig, monitor: RunMonitor, lengths: list[i
     block: dict[str, Any] = {
         "response_tokens": {**response, "std": round(spread, 1), "min": min(lengths), "max": max(lengths)}
     }
-    scenario = make_scenario(load_config(resolved.given(), {"simulation.response_tokens": block["response_tokens"]}))
+    measured = {"simulation.response_tokens": block["response_tokens"], "filter_zero_variance": False}
+    scenario = make_scenario(load_config(resolved.given(), measured))  # with as many answers as the measured run
     phases = monitor.phases.phases()
     train, infer = len(scenario.train_devices), len(scenario.infer_devices)
     found = calibrate_costs(scenario, MeasuredPhases(gen=phases.generation_s, gpus=infer))

@@ -221,6 +221,9 @@ def _check_algorithm(draft: ConfigDraft) -> None:
         if ratio.ratio_low > ratio.ratio_high:
             key = f"train_infer_correction.filters[{index}].ratio_low"
             draft.problems.append(ConfigError(f"> ratio_high {ratio.ratio_high:g}", key=key, value=ratio.ratio_low))
+    trained = config.actor_train.model_args
+    if trained.quantization is not None and trained.lora_rank is None:
+        draft.refuse("actor_train.model_args.quantization", "weights in 4 bits are not trained", "with lora_rank")
     if config.actor_train.model_args.dtype == "fp16":
         problem = "small gradients vanish in it: there is no loss scaling, and fp32 would be trained instead"
         draft.refuse("actor_train.model_args.dtype", problem, "bf16 or fp32; actor_infer may have fp16")

@@ -65,6 +65,8 @@ class TrainedModelArgs(ModelArgs):
     """Scale of the adapters. null: twice the rank."""
     lora_target: tuple[str, ...] = ()
     """Layers that get adapters, by the last part of their names. Empty: all linear layers but the head."""
+    quantization: Literal["nf4"] | None = None
+    """Hold the frozen weights under adapters in 4 bits (QLoRA, by bitsandbytes). null: as they are computed with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

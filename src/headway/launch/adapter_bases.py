@@ -7,7 +7,7 @@ merged weights, and one line says why.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -75,6 +75,14 @@ def make_frozen_base(context: LaunchContext) -> FrozenBase | None:
     from headway.models.frozen_base import FrozenBase
 
     return FrozenBase(placement.device, select_base_dtype(context.make_args(1)))
+
+
+def make_base_loader(args: ComponentArgs) -> Callable[[], Any]:
+    """Return what loads the frozen model under adapters: in the type of the computation, or in 4 bits."""
+    from headway.models.model_loading import load_model
+
+    quantized = args.load_config().config.actor_train.model_args.quantization is not None
+    return partial(load_model, args.model, select_base_dtype(args), quantized_on=args.device if quantized else None)
 
 
 def select_base_dtype(args: ComponentArgs) -> torch.dtype:

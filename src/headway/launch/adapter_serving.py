@@ -21,6 +21,7 @@ def plan_adapters(resolved: ResolvedConfig, transport: TransportPlan, ranks: int
     config, strategy = resolved.config, resolved.derived.strategies.get("actor_infer")
     possible = (
         config.actor_train.model_args.lora_rank is not None
+        and config.actor_train.model_args.quantization is None  # engines serve what 4 bits stand for
         and config.weight_transfer.adapters == "auto"
         and resolved.derived.pipeline != "denoising"
         and ranks == 1

@@ -18,8 +18,8 @@ from headway.launch.adapter_bases import (
     find_adapter_problem,
     list_adaptable_layers,
     make_adapter_settings,
+    make_base_loader,
     make_frozen_base,
-    select_base_dtype,
 )
 from headway.launch.component_places import (
     has_own_critic,
@@ -58,8 +58,6 @@ from headway.trainers.remote_trainer import RemoteTrainer, ReplicaScorer, Scorer
 from headway.trainers.sharded.rank_layout import RankLayout
 
 if TYPE_CHECKING:
-    import torch
-
     from headway.engines.native.native_engine import NativeEngine
     from headway.models.frozen_base import FrozenBase
     from headway.trainers.local.critic_learner import LocalCritic
@@ -240,7 +238,7 @@ def _make_trainer(
 ) -> LocalTrainer:
     from headway.trainers.local.local_trainer import LocalTrainer
 
-    load = _make_model_loader(args.model, None if settings.lora is None else select_base_dtype(args))
+    load = _make_model_loader(args.model) if settings.lora is None else make_base_loader(args)
     make_model = load if base is None else lambda: base.adopt(load())
     return LocalTrainer(make_model, settings, store, **_make_trainer_options(args))
 
@@ -327,12 +325,12 @@ def make_native_engine(
     )
 
 
-def _make_model_loader(directory: str, dtype: torch.dtype | None = None) -> Callable[[], Any]:
+def _make_model_loader(directory: str) -> Callable[[], Any]:
     import torch
 
     from headway.models.model_loading import load_model
 
-    return partial(load_model, directory, dtype or torch.float32)
+    return partial(load_model, directory, torch.float32)
 
 
 def _make_trainer_options(args: ComponentArgs) -> dict[str, Any]:

@@ -100,6 +100,9 @@ class MemoryModel:
         masters = 4 * self.trained if has_masters and self.ranks == 1 else 0
         moments = (2 if args.optim == "adamw_8bit" else 8) * self.trained
         weights = self.train_bytes * self.parameters if self.ranks == 1 else 4 * self.parameters
+        if self.resolved.config.actor_train.model_args.quantization is not None and self.shape is not None:
+            wide = 2 * self.shape.vocabulary * self.shape.hidden  # embedding and head keep their type
+            weights = self.train_bytes * wide + (self.parameters - wide) * 17 // 32
         offloads = self.device == "cuda" and args.offload_optimizer
         whole = {
             "weights": weights,

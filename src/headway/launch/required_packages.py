@@ -68,6 +68,9 @@ def _list_packages(resolved: ResolvedConfig) -> Iterator[RequiredPackage]:
     rank = config.actor_train.model_args.lora_rank
     if rank:
         yield RequiredPackage(module="peft", extra="lora", key="actor_train.model_args.lora_rank", value=str(rank))
+    if bits := config.actor_train.model_args.quantization:
+        key = "actor_train.model_args.quantization"
+        yield RequiredPackage(module="bitsandbytes", extra="qlora", key=key, value=bits)
     for tracker in config.track_with:
         if module := TRACKER_MODULES.get(tracker, ""):
             yield RequiredPackage(module=module, extra="", key="track_with", value=tracker)

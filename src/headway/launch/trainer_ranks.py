@@ -66,6 +66,9 @@ def plan_rank_layout(resolved: ResolvedConfig, ranks: int, *, device: str, proce
         raise ConfigError(
             problem, key=f"{key}.optim", value=args.optim, hint="adamw; offload_optimizer works with both"
         )
+    if config.actor_train.model_args.quantization is not None:
+        problem, wrong = f"weights in 4 bits are not cut over {ranks} ranks", config.actor_train.model_args.quantization
+        raise ConfigError(problem, key="actor_train.model_args.quantization", value=wrong, hint="null, or one rank")
     if args.stochastic_rounding:
         problem = f"{ranks} ranks keep their weights in fp32"
         raise ConfigError(problem, key=f"{key}.stochastic_rounding", value=True, hint="false")

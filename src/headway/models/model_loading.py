@@ -22,16 +22,31 @@ AttentionKind = Literal["auto", "fa2", "sdpa", "eager"]
 _ATTENTION = {"auto": None, "fa2": "flash_attention_2", "sdpa": "sdpa", "eager": "eager"}
 
 
-def load_model(path: Path | str, dtype: torch.dtype, *, attn: AttentionKind = "auto") -> PreTrainedModel:
-    """Load the model in evaluation mode on the CPU. `auto` leaves attention to `transformers`."""
+def load_model(
+    path: Path | str, dtype: torch.dtype, *, attn: AttentionKind = "auto", quantized_on: str | None = None
+) -> PreTrainedModel:
+    """Load the model in evaluation mode on the CPU. `auto` leaves attention to `transformers`.
+
+    With `quantized_on` its linear layers are put on that device in 4 bits (nf4), and compute in `dtype`.
+    """
     from transformers import AutoModelForCausalLM
 
     directory = check_model_directory(Path(path), str(path))
+    options = {} if quantized_on is None else _make_quantization(dtype, quantized_on)
     with hide_progress_bars():
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            directory, dtype=dtype, attn_implementation=_ATTENTION[attn], local_files_only=True
+            directory, dtype=dtype, attn_implementation=_ATTENTION[attn], local_files_only=True, **options
         )
     return model.eval()
+
+
+def _make_quantization(dtype: torch.dtype, device: str) -> dict[str, Any]:
+    from transformers import BitsAndBytesConfig
+
+    made = BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype, bnb_4bit_use_double_quant=True
+    )
+    return {"quantization_config": made, "device_map": {"": device}}
 
 
 @contextmanager

@@ -6,7 +6,7 @@ in smaller micro-batches, which changes no gradient.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from copy import deepcopy
+from copy import copy, deepcopy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -87,7 +87,10 @@ class LocalLearner(StepLearner):
     def save_model_config(self, directory: Path) -> None:
         causal = self.policy.causal
         causal.config.dtype = COMPUTE_DTYPES[self.settings.precision]
-        causal.config.save_pretrained(directory)
+        config = copy(causal.config)
+        if hasattr(config, "quantization_config"):
+            del config.quantization_config  # what is saved has no 4 bits
+        config.save_pretrained(directory)
         if getattr(causal, "generation_config", None) is not None:
             # `save_pretrained` refuses what many published models have, such as a temperature without sampling.
             causal.generation_config.to_json_file(directory / "generation_config.json")

@@ -40,6 +40,9 @@ def attach_adapters(model: Any, settings: LoraSettings) -> Any:
         except ValueError as error:
             raise ConfigError(str(error), key="lora_target", value=list(settings.targets)) from error
     _check_head(model, settings)
+    for name, one in model.named_parameters():
+        if ".lora_" in name:  # on weights in 4 bits they would stay in float32
+            one.data = one.data.to(model.get_output_embeddings().weight.dtype)
     fuse_adapted_layers(model)
     return adapted
 
@@ -109,17 +112,42 @@ def merge_adapters(model: Any) -> dict[str, Tensor]:
 
     Expert layers, which have several weights in one module, have one adapter around the other.
     """
-    adapted = find_adapted_modules(model)
+    adapted, quantized = find_adapted_modules(model), _find_quantized_weights(model)
     found = {}
     with torch.no_grad():
         for name, tensor in drop_tied_duplicates(model.state_dict()).items():
-            if ".lora_" in name:
-                continue
             base_name = strip_adapter_name(name)
+            if ".lora_" in name or f"{base_name.rpartition('.weight.')[0]}.weight" in quantized:
+                continue  # adapters, and the scales of weights in 4 bits
+            if base_name in quantized:
+                tensor = _dequantize(quantized[base_name])
             if base_name in adapted:
                 tensor = tensor + adapted[base_name].get_delta_weight(ADAPTER_NAME).to(tensor.dtype)
             found[base_name] = tensor
     return found
+
+
+def _find_quantized_weights(model: Any) -> dict[str, Any]:
+    """Return weights in 4 bits by the names they have without adapters."""
+    return {
+        f"{strip_adapter_name(name)}.weight": module.weight
+        for name, module in model.named_modules()
+        if getattr(getattr(module, "weight", None), "quant_state", None) is not None
+    }
+
+
+def _dequantize(weight: Any) -> Tensor:
+    """Return what a weight in 4 bits stands for, in the type that it is computed in."""
+    from bitsandbytes.functional import dequantize_4bit
+
+    values: Tensor = dequantize_4bit(weight.data, weight.quant_state)
+    return values.to(weight.quant_state.dtype)
+
+
+def get_shape(weight: Any) -> torch.Size:
+    """Return the shape of a weight; one in 4 bits is stored flat."""
+    state = getattr(weight, "quant_state", None)
+    return torch.Size(weight.shape if state is None else state.shape)
 
 
 def list_adapter_tensors(model: Any) -> dict[str, Tensor]:

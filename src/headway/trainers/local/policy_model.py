@@ -174,7 +174,8 @@ def prepare_model(model: Any, settings: LocalSettings) -> Any:
     tree_attention.register_tree_attention()
     model.to(device=settings.device)
     for one in model.parameters():  # buffers keep their type: angles of rotary embeddings must not be rounded
-        one.data = one.data.to(COMPUTE_DTYPES[settings.precision])
+        if one.is_floating_point():  # weights in 4 bits are bytes
+            one.data = one.data.to(COMPUTE_DTYPES[settings.precision])
     if problem is None:
         model.set_attn_implementation(tree_attention.TREE_ATTENTION)
     policy = ActivationPolicy(recompute=False, offload=settings.activation_offload)
@@ -276,7 +277,7 @@ def count_token_operations(model: Any) -> int:
     head = model.get_output_embeddings().weight
     inside = {id(model.get_input_embeddings().weight)} - {id(head)}
     counted = [one for one in model.parameters() if id(one) not in inside]
-    return sum((6 if one.requires_grad else 4) * one.numel() for one in counted)
+    return sum((6 if one.requires_grad else 4) * lora.get_shape(one).numel() for one in counted)
 
 
 def peak_tflops(device: str) -> float | None:

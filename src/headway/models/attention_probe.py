@@ -57,7 +57,11 @@ def find_call_problem(model: PreTrainedModel, *, shorter_values: bool = False) -
     AttentionInterface.register(_PROBE_ATTENTION, _note_call)
     calls = AttentionCalls(shorter_values=shorter_values)
     with torch.device("meta"), torch.no_grad():
-        probe = deepcopy(model).to("meta")
+        without_memory = {
+            id(one): nn.Parameter(torch.empty(one.shape, dtype=one.dtype), requires_grad=False)
+            for one in model.parameters()
+        }
+        probe = deepcopy(model, without_memory).to("meta")
         try:
             probe.set_attn_implementation(_PROBE_ATTENTION)
             if hasattr(probe, "set_experts_implementation"):

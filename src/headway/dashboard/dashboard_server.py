@@ -226,7 +226,9 @@ class DashboardServer:
         revision, generation, changes = seen.get(run_id, (-1, -1, -1))
         if view.revision == revision:
             return None
-        head: dict[str, Any] = self._catalogue.heads.get(run_id) or await self._catalogue.call(view.make_head)
+        head = self._catalogue.heads.get(run_id)
+        if head is None:
+            head = await self._catalogue.call(view.make_head)
         points = view.columns.since(changes) if head["generation"] == generation else None
         seen[run_id] = (view.revision, head["generation"], view.columns.changes)
         news = {"head": head, "status": view.make_status(), "reading": more}

@@ -40,7 +40,7 @@ def test_every_command_can_be_parsed_and_every_file_exists(page: str) -> None:
     for command in re.findall(r"^    headway (.*)$", text, re.MULTILINE):
         words = shlex.split(command, comments=True)
         assert parse_arguments(words).command == words[0]
-    for path in re.findall(r"\b(?:examples|docs)/[\w./]+\w", text):
+    for path in re.findall(r"\b(?:examples|docs)/[\w./-]+\w", text):
         assert (ROOT / path).exists(), path
     for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
         assert ((ROOT / page).parent / link).exists(), link

@@ -13,7 +13,7 @@ from tests.cli.factory import TINY
 def test_it_prints_a_ranking_with_the_synchronous_run_in_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", *TINY, "--gpus", "4", "--alpha", "0,1", "--top", "1"]) == 0
     printed = capsys.readouterr().out
-    for expected in ("s/step", "speed-up", "tokens/s", "length", "dropped", "train busy", "sync 4", "1.00×"):
+    for expected in ("s/step", "gain", "tokens/s", "length", "drop", "train", "sync 4", "1.00×"):
         assert expected in printed
 
 

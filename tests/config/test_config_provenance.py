@@ -72,7 +72,7 @@ def test_check_says_ok_with_notes_and_plans_the_run(capsys: pytest.CaptureFixtur
     assert lines[0].startswith("ok: rlvr, α = 1 (bound 1), 128 slots, 64 groups × 8 = 512 samples per step")
     plan = lines.index("8 GPUs × 80 GiB: processes")
     assert all(line.startswith("note: ") for line in lines[1:plan])
-    assert lines[plan + 2].split()[:3] == ["trainer/0–4", "0–4", "alone"]
+    assert lines[plan + 2].split()[:3] == ["trainer/0–3", "0–3", "alone"]
     assert max(map(len, lines[plan:])) <= 80 and "85 sequences of 10240" in " ".join(lines)
 
 

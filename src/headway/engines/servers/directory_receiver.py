@@ -15,6 +15,7 @@ import shutil
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from headway.errors import TransferError
 from headway.weights.base import Bucket, DevicePayload, Manifest, OpenPayload, StagedReceiver, compute_checksum
@@ -76,8 +77,8 @@ class VersionDirectoryWriter:
 
     def load(self, bucket: Bucket) -> None:
         """Write a bucket to its place, then verify it. Raises `TransferError`."""
-        payload = bucket.payload
-        payload = payload if isinstance(payload, DevicePayload) else self._open_payload(payload)
+        given = bucket.payload
+        payload: Any = given if isinstance(given, DevicePayload) else self._open_payload(given)
         on_device = isinstance(payload, DevicePayload)
         data = memoryview(payload.data.cpu().numpy() if on_device else payload).cast("B")
         place = self.manifest.locate_bucket(bucket.index, data.nbytes)

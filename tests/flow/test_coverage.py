@@ -1,6 +1,6 @@
 """Every task of an epoch ends exactly once, whatever is killed; and what was given back is drawn before anything new.
 
-HEADWAY_SCENARIOS / 10 says how many scenarios of each kind (20): `make soak` plays 1,000.
+HEADWAY_SCENARIOS / 10 says how many scenarios of each kind (10): `make soak` plays 1,000.
 """
 
 from __future__ import annotations

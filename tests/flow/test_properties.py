@@ -1,4 +1,4 @@
-"""The promises of the line, over random scenarios with faults. HEADWAY_SCENARIOS says how many (200)."""
+"""The promises of the line, over random scenarios with faults. HEADWAY_SCENARIOS says how many (100)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headway.sim.simulated_run import Scenario
 from tests.flow.scenarios import check_ends, check_ledger, check_slots, live, random_scenario
 from tests.flow.witness import Witness
 
-SCENARIOS = int(os.environ.get("HEADWAY_SCENARIOS", "200"))
+SCENARIOS = int(os.environ.get("HEADWAY_SCENARIOS", "100"))
 FIRST = int(os.environ.get("HEADWAY_FIRST_SCENARIO", "0"))
 CHUNK = 25
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from headway.trainers.local import policy_model
 from headway.trainers.local.policy_model import PolicyModel
 from headway.trainers.local.settings import LocalSettings, LoraSettings
 from headway.trainers.local.token_batch import TokenRow
@@ -98,6 +99,7 @@ def test_caps_sinks_and_layers_with_a_memory_are_trained_as_the_plain_model_comp
 
 
 def test_a_mixture_that_cannot_replay_the_routing_of_engines_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    policy_model.print_once.cache_clear()  # type: ignore[attr-defined]  # another test may have heard it
     policy = PolicyModel(make_family("phimoe"), LocalSettings())
     assert not policy.replays_routing
     assert (

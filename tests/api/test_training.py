@@ -100,4 +100,3 @@ def test_a_run_of_a_script_goes_on_and_is_judged_by_commands(tmp_path: Path, mon
     assert "going on from step 1" in start("-m", "headway", "train", "run", "max_steps=2")
     judged = start("-m", "headway", "eval", "run", "--limit", "2", "--json")
     assert '"failed": 0' in judged and "REWARDS" not in judged
-    assert "is finished: 2 steps" in start("-m", "headway", "train", "run", "max_steps=2")

@@ -36,18 +36,14 @@ from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config
 
+from engine_attention import BANDWIDTH, measure_attention, time_events
+from engine_host import measure_host
 from headway.engines.base import Progress, Request
-from headway.engines.native.block_ops import HeadShape, PageTable, PrefillBatch
 from headway.engines.native.decode_graphs import DecodeShape, choose_splits
-from headway.engines.native.kv_cache import PagedKvCache
-from headway.engines.native.kv_slots import NativeSequence
-from headway.engines.native.native_core import BlockCore, make_block_scheduler
 from headway.engines.native.native_engine import NativeEngine
-from headway.engines.native.native_scheduler import StepPlan
 from headway.engines.native.settings import NativeSettings
 from headway.engines.threaded_engine import SwitchWeights
 from headway.types import SamplingParams
@@ -68,8 +64,6 @@ SHAPES: dict[str, dict[str, Any]] = {
 PRECISION = {"dtype": "bfloat16", "kv_dtype": "auto"}
 PROMPT = 64
 GROUP = 8
-BANDWIDTH = 4.3e12
-"""Bytes a second that a copy moves on an H200."""
 
 
 def config_of(name: str) -> Qwen2Config:
@@ -270,9 +264,9 @@ def bare(shape: tuple[int, int], seconds: float = 0.3) -> Callable[[Any], list[A
             state[:count, 1] = length
             runner._lanes[:count] = torch.arange(count, device="cuda")
             wanted = DecodeShape(count, choose_splits(count, runner._kv_heads, length), False)
-            took = _time_events(lambda: runner._run(wanted), 20)
+            took = time_events(lambda: runner._run(wanted), 20)
             steps = max(20, int(seconds * 1e3 / took))
-            took = _time_events(lambda: runner._run(wanted), steps)
+            took = time_events(lambda: runner._run(wanted), steps)
             tables.copy_(before[0])
             state.copy_(before[1])
             runner._changes = -1
@@ -281,19 +275,6 @@ def bare(shape: tuple[int, int], seconds: float = 0.3) -> Callable[[Any], list[A
         return []
 
     return time_it
-
-
-def _time_events(work: Callable[[], object], times: int, warm: int = 3) -> float:
-    """Milliseconds for each."""
-    for _ in range(warm):
-        work()
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
-    marks[0].record()
-    for _ in range(times):
-        work()
-    marks[1].record()
-    marks[1].synchronize()
-    return float(marks[0].elapsed_time(marks[1]) / times)
 
 
 def fill_kv(core: Any) -> list[Any]:
@@ -392,68 +373,6 @@ async def long(model: PreTrainedModel, name: str) -> None:
     await engine.close()
 
 
-async def attention(model: PreTrainedModel, name: str) -> None:
-    """One layer's attention alone, captured in a graph."""
-    from headway.engines.native.triton_ops import TritonBlockOps
-
-    config, ops = model.config, TritonBlockOps()
-    size = config.hidden_size // config.num_attention_heads
-    heads = HeadShape(config.num_attention_heads, config.num_key_value_heads, size, size**-0.5)
-    print(f"\n## {name}: decode attention of one layer, µs and share of the floor of bytes")
-    for lanes, length in ((512, 320), (64, 320), (8, 4000), (1, 32000), (4, 32000), (16, 32000), (64, 8000)):
-        splits = choose_splits(lanes, heads.kv, length)
-        least = lanes * length * 2 * heads.kv * size * 2 / BANDWIDTH * 1e6
-        times = {page: _time_decode(ops, heads, lanes, length, page, splits) for page in (16, 32, 64, 128)}
-        line = ", ".join(f"{page}: {took:.1f} ({least / took:.0%})" for page, took in times.items())
-        print(f"{lanes:4} lanes of {length:6}, {splits:3} splits: {line}", flush=True)
-    print(f"## {name}: prefill attention of one layer, a chunk behind a context, TFLOP/s")
-    for count, context in ((8192, 8192), (8192, 32768), (2048, 32768)):
-        print(f"{count} of {context}: {_time_prefill(ops, heads, count, context)}", flush=True)
-
-
-def _time_decode(ops: Any, heads: HeadShape, lanes: int, length: int, page: int, splits: int) -> float:
-    """Microseconds; several sets of KV in turn, so that no cache holds them."""
-    width = -(-length // page)
-    sets = max(1, min(4, 2**32 // (lanes * length * heads.kv * heads.size * 4)))
-    shape = ((lanes * width + 1) * page, heads.kv, heads.size)
-    kv = [tuple(torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(2)) for _ in range(sets)]
-    table = PageTable((torch.randperm(lanes * width, device="cuda") + 1).view(lanes, width).int(), page)
-    q = torch.randn(lanes, heads.query, heads.size, device="cuda", dtype=torch.bfloat16)
-    at, order = torch.full((lanes,), length - 1, device="cuda"), torch.arange(lanes, device="cuda")
-    ops.decode(q, kv[0], heads, table, order, at, splits)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for number in range(12):
-            ops.decode(q, kv[number % sets], heads, table, order, at, splits)
-    return _time_events(graph.replay, 10) / 12 * 1e3
-
-
-def _time_prefill(ops: Any, heads: HeadShape, count: int, context: int) -> str:
-    from headway.engines.native.triton_attention import prefill_pages
-
-    pages, start = context // 64, context - count
-    kv = tuple(torch.randn(context + 64, heads.kv, heads.size, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    table = PageTable((torch.randperm(pages, device="cuda") + 1).view(1, -1).int(), 64)
-    q = torch.randn(count, heads.query, heads.size, device="cuda", dtype=torch.bfloat16)
-    at = torch.arange(context, device="cuda")
-    rows = table.tables[0, at // 64].long() * 64 + at % 64
-    ends = [torch.tensor([0, last], device="cuda", dtype=torch.int32) for last in (count, context)]
-    tiles = torch.tensor([(first, 64, 0, start + first) for first in range(0, count, 64)], device="cuda")
-    batch = PrefillBatch(tiles, rows, *ends, count, context, 1)
-    keys, values = (part[rows].transpose(0, 1)[None] for part in kv)
-    work = {
-        "engine": lambda: ops.prefill(q, kv, heads, table, batch),
-        "pages": lambda: prefill_pages(q, kv, heads, table, tiles),
-    }
-    if count == context:
-        wide = q.transpose(0, 1)[None]
-        work["sdpa"] = lambda: torch.nn.functional.scaled_dot_product_attention(
-            wide, keys, values, is_causal=True, enable_gqa=True
-        )
-    flops = 4 * heads.query * heads.size * (count * start + count * (count + 1) / 2)
-    return ", ".join(f"{title} {flops / _time_events(each, 10) / 1e9:.0f}" for title, each in work.items())
-
-
 results: dict[tuple[int, int], float] = {}
 
 
@@ -503,63 +422,13 @@ async def profile(model: PreTrainedModel, name: str) -> None:
     await engine.close()
 
 
-class FakeBlocks:
-    """Draws the same token for everyone, at once."""
-
-    def __init__(self, steps: int) -> None:
-        self._steps = steps
-        self.kv = PagedKvCache(
-            layers=1, slots=512, heads=1, slot_tokens=600, page_tokens=64, pages=6000, host_pages=0, head_size=1,
-            dtype=torch.float32, device=torch.device("cpu"),
-        )  # fmt: skip
-
-    def install(self, values: Any) -> None: ...
-
-    def launch(self, plan: StepPlan) -> Any:
-        self.kv.settle()
-        return plan if plan.ready else None
-
-    def read(self, plan: StepPlan) -> list[Any]:
-        block = np.zeros((len(plan.ready), 2 * self._steps), dtype=np.int32)
-        tokens, logps = block[:, : self._steps].tolist(), block[:, self._steps :].view(np.float32).tolist()
-        left = [sequence.limit - len(sequence.tokens) for sequence in plan.ready]
-        return [(t[:n], p[:n]) for t, p, n in zip(tokens, logps, left, strict=True)]
-
-
-def host() -> None:
-    """Scheduler and core alone, then with the entering of deliveries."""
-    settings = NativeSettings(slots=512, slot_tokens=600, prefill_tokens=8192, prefix_tokens=9000)
-    fake: Any = FakeBlocks(settings.steps_per_sync)
-    core = BlockCore(make_block_scheduler(settings, fake, frozenset(), lambda sequence: False), fake)
-    asked = requests([512] * 512, 1000)
-    begin = time.process_time()
-    parts = {}
-    for number, each in enumerate(asked):
-        core.add(NativeSequence(each, (), number=number, slot_tokens=600))
-        parts[number] = Progress()
-    entering = time.process_time()
-    entered, core_s, enter_s = 0, 0.0, 0.0
-    while core.runnable:
-        start = time.process_time()
-        news = core.step()
-        middle = time.process_time()
-        for delivery in news:
-            parts[delivery.number].extend(delivery.actions, delivery.logps, 0)
-            entered += len(delivery.actions)
-        enter_s += time.process_time() - middle
-        core_s += middle - start
-    print("\n## the host's share, 512 rows of 512 tokens")
-    print(f"taking in {(entering - begin) / 512 * 1e6:.0f} µs a request")
-    print(f"core {core_s / entered * 1e6:.3f} µs a token, entering {enter_s / entered * 1e6:.3f} µs a token")
-
-
 PARTS: dict[str, Any] = {
     "fixed": fixed,
     "lengths": lengths,
     "long": long,
     "prompt": prompt,
     "share": share,
-    "attention": attention,
+    "attention": measure_attention,
     "flip": flip,
     "generate": generate,
     "exact": exact,
@@ -584,7 +453,7 @@ def main(arguments: list[str]) -> None:
     LONG["seconds"] = options.long_seconds
     LONG["bytes"] = None if options.long_kv_gib is None else int(options.long_kv_gib * 2**30)
     if "host" in options.parts:
-        host()
+        measure_host(requests([512] * 512, 1000))
     gpu_parts = [part for part in options.parts if part != "host"]
     if not gpu_parts or not torch.cuda.is_available():
         if gpu_parts:

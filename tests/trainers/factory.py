@@ -47,6 +47,26 @@ def tiny(*, tied: bool = True, seed: int = 0, layers: int = 2, hidden: int = 32)
     )
 
 
+def small(kind: str, **options: Any) -> Any:
+    """A model of any family with eager attention, of the size of `tiny`."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    shape = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "max_position_embeddings": 64,
+        "pad_token_id": 0,
+    }
+    config = AutoConfig.for_model(kind, **(shape | options))
+    return AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+
+
 def exact(*, seed: int = 0) -> Any:
     """A GPT-2: no step of it is forced into float32, so float64 shows differences down to 1e-15."""
     from transformers import GPT2Config, GPT2LMHeadModel

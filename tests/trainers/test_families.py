@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from headway.trainers.local import policy_model
 from headway.trainers.local.policy_model import PolicyModel
@@ -16,6 +15,7 @@ from headway.trainers.local.token_batch import TokenRow
 from headway.trainers.local.tree_packing import pack_rows
 
 from ..engines.families import make_family
+from .factory import small
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "gemma3_text": {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]},
@@ -28,21 +28,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 def made(kind: str) -> Any:
-    torch.manual_seed(0)
-    config = AutoConfig.for_model(
-        kind,
-        vocab_size=23,
-        hidden_size=32,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        max_position_embeddings=64,
-        pad_token_id=0,
-        **FAMILIES[kind],
-    )
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    model = small(kind, **FAMILIES[kind])
     with torch.no_grad():
         for one in model.parameters():
             one.mul_(4 if one.ndim > 1 else 1)

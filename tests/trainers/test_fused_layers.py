@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from headway.trainers.local import policy_model, tree_attention
 from headway.trainers.local.activation_offload import ActivationOffload
@@ -18,25 +17,13 @@ from headway.trainers.local.settings import LocalSettings, LoraSettings
 from headway.trainers.local.token_batch import TokenRow
 from headway.trainers.local.tree_packing import AttentionSpans, TokenPack, pack_rows
 
+from .factory import small
+
 OTHER_FORMS = {"gemma2": "its parts", "olmo2": "its parts", "granite": "would be", "phi3": "attention has the parts"}
 
 
 def made(kind: str, **options: Any) -> Any:
-    torch.manual_seed(0)
-    config = AutoConfig.for_model(
-        kind,
-        vocab_size=23,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        max_position_embeddings=64,
-        pad_token_id=0,
-        **options,
-    )
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    model = small(kind, **({"intermediate_size": 48} | options))
     with torch.no_grad():
         for one in model.parameters():
             one.mul_(3) if one.ndim > 1 else one.add_(0.2 * torch.randn_like(one))

@@ -97,24 +97,15 @@ class SglangDialect:
 
     async def load(self, client: HttpClient, directory: Path, label: str, timeout_s: float) -> None:
         order = {"model_path": str(directory), "weight_version": label, "flush_cache": True}
-        with name_phase("loading files"):
-            answer = await client.post("/update_weights_from_disk", order, timeout_s=timeout_s)
-            if not answer.get("success"):
-                raise BackendLost(f"SGLang does not load {directory}: {answer.get('message')}")
-        with name_phase("cache"):
-            await client.post("/flush_cache", timeout_s=timeout_s)
+        await _update(client, "loading files", "/update_weights_from_disk", order, str(directory), timeout_s)
 
     async def load_shared(
         self, client: HttpClient, manifest: Manifest, buffer: VersionBuffer, label: str, timeout_s: float
     ) -> None:
         tensors = [pickle_named_tensors(manifest, buffer)] * self._workers
         order = {"serialized_named_tensors": tensors, "weight_version": label, "flush_cache": True}
-        with name_phase("update"):
-            answer = await client.post("/update_weights_from_tensor", order, timeout_s=timeout_s)
-            if not answer.get("success"):
-                raise BackendLost(f"SGLang does not load version {manifest.version}: {answer.get('message')}")
-        with name_phase("cache"):
-            await client.post("/flush_cache", timeout_s=timeout_s)
+        what = f"version {manifest.version}"
+        await _update(client, "update", "/update_weights_from_tensor", order, what, timeout_s)
 
     async def sleep(self, client: HttpClient, timeout_s: float) -> None:
         await client.post("/release_memory_occupation", {"tags": _MEMORY}, timeout_s=timeout_s)
@@ -175,3 +166,15 @@ def pickle_named_tensors(manifest: Manifest, buffer: VersionBuffer) -> str:
         arguments = make_tensor_arguments(buffer.handle, extent.entry.shape, first, dtype)
         named.append((extent.entry.name, _TensorElsewhere(arguments)))
     return base64.b64encode(pickle.dumps(named)).decode("ascii")
+
+
+async def _update(
+    client: HttpClient, phase: str, path: str, order: dict[str, Any], what: str, timeout_s: float
+) -> None:
+    """Let the server take weights and forget the KV of others. Raises `BackendLost` with the server's own words."""
+    with name_phase(phase):
+        answer = await client.post(path, order, timeout_s=timeout_s)
+        if not answer.get("success"):
+            raise BackendLost(f"SGLang does not load {what}: {answer.get('message')}")
+    with name_phase("cache"):
+        await client.post("/flush_cache", timeout_s=timeout_s)

@@ -184,7 +184,7 @@ def run_cell(args: argparse.Namespace, cell: str, seed: int, model: Path, scratc
     with open_run_directory(prepared) as directory:
         summary = asyncio.run(run_training(prepared, directory, sinks=[events.append]))
     if not summary.finished:
-        raise RuntimeError(f"{cell} ended early: {summary.reason}")
+        raise RuntimeError(f"{cell}, seed {seed} ended early: {summary.reason}")
     tasks = prepared.sources.train
     return {"cell": cell, "seed": seed, **measure(events, lambda position: getattr(tasks.task(position), "domain", ""))}
 
@@ -232,7 +232,7 @@ def make_reward_curve(
 
 
 def main() -> None:
-    """Train every cell, print one table."""
+    """Train every cell, print one table; a signal ends it with the cells that are done."""
     args = read_arguments()
     scratch = Path(tempfile.mkdtemp(prefix="headway-stragglers-"))
     rows: list[dict[str, Any]] = []
@@ -243,7 +243,11 @@ def main() -> None:
             if rows and time.monotonic() - began_s > args.budget_s:
                 print(f"{cell}, seed {seed}: left out, {args.budget_s:.0f} s are over", flush=True)
                 continue
-            rows.append(run_cell(args, cell, seed, scratch / "model", scratch))
+            try:
+                rows.append(run_cell(args, cell, seed, scratch / "model", scratch))
+            except RuntimeError as error:
+                print(error, flush=True)
+                break
             print(json.dumps({key: value for key, value in rows[-1].items() if key != "curve"}), flush=True)
             if args.out:
                 args.out.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")

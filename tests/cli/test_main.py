@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -46,6 +47,22 @@ def test_an_output_directory_that_cannot_be_made_is_said(tmp_path: Path, capsys:
     (tmp_path / "file").touch()
     assert main(["simulate", SMALL, "--out", str(tmp_path / "file" / "below")]) == 2
     assert "--out" in capsys.readouterr().err
+
+
+def test_a_full_disk_is_said_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(tmp_path / "events.jsonl"))
+
+    def write(args: object) -> int:
+        raise full
+
+    monkeypatch.setattr(simulate_command, "run_command", write)
+    assert main(["simulate", SMALL]) == 2
+    assert capsys.readouterr().err == f"{tmp_path / 'events.jsonl'}: No space left on device\n"
+    full.errno = errno.EBADF
+    with pytest.raises(OSError):
+        main(["simulate", SMALL])
 
 
 def test_an_unknown_option_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,11 +16,12 @@ import yaml
 
 from headway.config import ResolvedConfig, load_config
 from headway.errors import ConfigError, HeadwayError
-from headway.ledger import Ledger
+from headway.ledger import Ledger, list_recorded_checkpoints
 from headway.monitor.event_files import LOG_FILE
 from headway.monitor.event_log import LoggedEvent, encode_event, read_events
 from headway.monitor.events import StateChange
-from headway.runs.run_changes import hash_reward_code
+from headway.runs.dashboard_link import DashboardLink
+from headway.runs.run_changes import hash_reward_code, hash_weights
 from headway.runs.run_directory import RunDirectory, check_disk_space, find_checkpoint_of_run
 from headway.trainers.checkpoint_mark import write_completion_mark
 
@@ -90,6 +94,8 @@ def test_what_follows_from_an_override_follows_anew_when_a_run_goes_on(tmp_path:
     [
         ({"pretrain": "other", "data": "1"}, {}, "pretrain"),
         ({"pretrain": "model", "data": "2"}, {}, "data"),
+        ({"pretrain": "model", "data": "2"}, {"seed": 8}, "seed: 42 .* 8.*other tasks|seed"),
+        ({"pretrain": "model", "data": "1", "weights": "b"}, {}, "pretrain = 'its files changed'"),
         ({"pretrain": "model", "data": "1"}, {"num_return_sequences_in_group": 8}, "num_return_sequences_in_group"),
         ({"pretrain": "model", "data": "1"}, {"actor_train": {"model_args": {"lora_rank": 4}}}, "lora_rank"),
     ],
@@ -98,21 +104,72 @@ def test_a_run_does_not_become_another_one(
     tmp_path: Path, identity: dict[str, str], options: dict[str, Any], key: str
 ) -> None:
     with RunDirectory(tmp_path) as directory:
-        directory.write_identity(configuration(), {"pretrain": "model", "data": "1"})
+        directory.write_identity(configuration(), {"pretrain": "model", "data": "1", "weights": "a"})
         begin(tmp_path)
         before = (tmp_path / "config.yaml").read_text()
         with pytest.raises(ConfigError, match=f"{key}.*was begun with"):
             directory.write_identity(configuration(**options), identity)
         assert (tmp_path / "config.yaml").read_text() == before
-        directory.write_identity(configuration(max_steps=900), {"pretrain": "model", "data": "1"})
+        directory.write_identity(configuration(max_steps=900), {"pretrain": "model", "data": "1", "weights": "a"})
     assert load_config(str(tmp_path / "config.yaml")).config.max_steps == 900
 
 
-def test_a_full_disk_is_refused_before_the_start(tmp_path: Path) -> None:
+def test_a_model_is_known_by_its_weights_wherever_it_lies(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    (model / "transformer").mkdir(parents=True)
+    (model / "config.json").write_text("{}")
+    for file in (model / "model.safetensors", model / "transformer" / "weights.safetensors"):
+        file.write_bytes(bytes(3_000_000))
+    known = hash_weights(model)
+    (model / "config.json").write_text('{"note": "edited"}')
+    moved = model.rename(tmp_path / "moved")
+    assert hash_weights(moved) == known
+    weights = moved / "transformer" / "weights.safetensors"
+    for changed in (bytes(3_000_001), bytes(1_500_000) + b"x" + bytes(1_499_999), b"x" + bytes(2_999_999)):
+        weights.write_bytes(changed)
+        assert hash_weights(moved) != known
+    assert hash_weights(weights), "a model may be one file"
+
+
+def test_checkpoints_of_a_directory_that_cannot_be_written_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin(tmp_path, trained=3)
+    before = sorted(tmp_path.iterdir())
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
+    assert [version for version, _ in list_recorded_checkpoints(tmp_path / "ledger.sqlite")] == [3]
+    assert sorted(tmp_path.iterdir()) == before, "reading leaves nothing there"
+
+
+def test_a_page_whose_server_ends_is_served_again_a_few_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    starts = tmp_path / "starts"
+    server = tmp_path / "server"
+    server.write_text(f"#!/bin/sh\necho x >> {starts}\n")
+    server.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(server))
+
+    async def visit() -> None:
+        with DashboardLink(tmp_path) as link:
+            host, port = link.address.removeprefix("http://").split(":")
+            _, visitor = await asyncio.open_connection(host, int(port))  # which nobody accepts
+            for _ in range(6000):
+                if not link.address:
+                    break
+                await asyncio.sleep(0.01)
+            visitor.close()
+
+    asyncio.run(visit())
+    assert starts.read_text().split() == ["x"] * 5
+
+
+def test_a_full_disk_is_refused_before_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = {"key": "checkpoint_dir", "contents": "one checkpoint needs"}
     check_disk_space(tmp_path / "checkpoints", 1000, **options)
     with pytest.raises(ConfigError, match=r"GB free, and one checkpoint needs about \d+"):
         check_disk_space(tmp_path / "checkpoints", 10**18, **options)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(0, 0, 200_000))
+    with pytest.raises(ConfigError, match=r"has 0\.20 MB free, and one checkpoint needs about 1\.00 MB"):
+        check_disk_space(tmp_path / "checkpoints", 10**6, **options)
 
 
 @pytest.mark.parametrize("torn", ["", '[7000000,"state","tr', "x" * 200_000])

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -134,6 +135,36 @@ def test_a_server_that_hangs_is_given_up() -> None:
         with pytest.raises(RewardError, match="timed out"):
             judged(JudgeReward(base_url=url, model="m", retries=0, timeout_s=0.1), "x")
         release.set()
+
+
+@pytest.mark.parametrize(
+    ("said", "pause_s", "message"),
+    [
+        (b"HTTP/1.0 200 OK\r\n\r\n{" + b" " * 400, 0.01, "had not ended in time"),
+        (b"HTTP/1.0 500 Broken\r\n\r\n" + b"x" * 400, 0.01, "had not ended in time"),
+        (b"HTTP/1.0 200 OK\r\nContent-Length: 90\r\n\r\n{}", 0.0, "the connection ended after 2 bytes"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n\r\n", 0.0, "SSH-2.0"),
+        (b"", 0.0, "closed connection without response"),
+    ],
+    ids=["slow bytes", "slow error", "torn", "no HTTP", "nothing"],
+)
+def test_a_server_that_speaks_badly_is_given_up_and_named(said: bytes, pause_s: float, message: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            connection, _ = listener.accept()
+            with connection, suppress(OSError):
+                connection.recv(65536)
+                head = said.index(b"\r\n\r\n") + 4 if pause_s else len(said)
+                connection.sendall(said[:head])
+                for place in range(head, len(said)):
+                    connection.sendall(said[place : place + 1])
+                    time.sleep(pause_s)
+
+        threading.Thread(target=answer, daemon=True).start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+        with pytest.raises(RewardError, match=f"{url}.*{message}"):
+            judged(JudgeReward(base_url=url, model="m", retries=0, timeout_s=0.3), "x")
 
 
 def test_judgements_run_side_by_side_up_to_the_limit() -> None:

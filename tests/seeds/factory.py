@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from headway.config.simulation_config import DistributionConfig
+from headway.config.simulation_config import DistributionConfig, SimulatedTrainerConfig
+from headway.sim.simulated_run import Scenario
 from tests.flow.factory import Played, make_costs, make_engine_cost, make_scenario, play_through
 
 LONG_TAIL = DistributionConfig(kind="lognormal", mean=100, std=150, min=1, max=2000)
@@ -15,6 +16,16 @@ def play(run_dir: Path, *, tail: bool = False, engines: int = 2, costs: Any = No
         costs = make_costs(engine=make_engine_cost(slots=4), **({"response_tokens": LONG_TAIL} if tail else {}))
     settings = {"groups_per_step": 4, "max_steps": 8, **settings}
     return play_through(make_scenario(engines=engines, costs=costs, **settings), run_dir)
+
+
+def make_planned_scenario() -> Scenario:
+    """Make a small world with a long tail, and as much training as generation, for the planner."""
+    costs = make_costs(
+        engine=make_engine_cost(slots=4, step_per_request_s=0.002),
+        response_tokens=LONG_TAIL,
+        trainer=SimulatedTrainerConfig(gpu_s_per_token=0.004),
+    )
+    return make_scenario(costs=costs, groups_per_step=8)
 
 
 def lags(played: Played) -> list[int]:

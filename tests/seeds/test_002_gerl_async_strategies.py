@@ -84,6 +84,13 @@ def test_one_step_off_a_step_trains_on_samples_of_the_step_before(tmp_path: Path
     assert set(lags(play(tmp_path, async_generation_ratio=1))[8:]) == {1}
 
 
+def test_one_step_off_is_the_default_where_actor_and_rollout_are_decoupled() -> None:
+    named, default = (
+        load_config(None, [read_lines(lines), "trainer.n_gpus_per_node=2"]) for lines in ("one_step_off", "decoupled")
+    )
+    assert default.derived == named.derived and default.derived.async_generation_ratio == 1
+
+
 def test_one_step_off_parallelises_generation_and_training(tmp_path: Path) -> None:
     seconds = [duration_s(play(tmp_path / str(a), async_generation_ratio=a)) for a in (0, 1)]
     assert seconds[1] < 0.6 * seconds[0]

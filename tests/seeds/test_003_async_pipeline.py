@@ -2,10 +2,11 @@
 
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from headway.config import load_config
+from headway.config import StageConfig, load_config
 from headway.config.simulation_config import (
     DistributionConfig,
     FaultConfig,
@@ -14,12 +15,14 @@ from headway.config.simulation_config import (
     SimulatedWeightsConfig,
 )
 from headway.flow import stages
-from headway.flow.stage import StageState
-from headway.flow.training_flow import ROLES
+from headway.flow.stage import Stage, StageState, create_role_state_machine, register_stage
+from headway.flow.training_flow import ROLES, AsyncTrainingFlow
+from headway.monitor.event_log import LoggedEvent
 from headway.monitor.run_report import make_run_report
 from headway.registry import STAGES
+from headway.types import SampleGroup
 from tests.config.factory import CONFIGS
-from tests.flow.factory import Scripted, audit, make_costs, make_engine_cost, make_scenario, play_through
+from tests.flow.factory import Scripted, audit, make_costs, make_engine_cost, make_scenario, own_stages, play_through
 from tests.seeds.factory import LONG_TAIL, duration_s, lags, play, starts_inside, step_windows
 
 LINES = (CONFIGS / "async_pipeline.txt").read_text(encoding="utf-8")
@@ -86,6 +89,14 @@ def test_weights_travel_while_generation_and_training_go_on(tmp_path: Path) -> N
     assert any(begin < event.time_s < end for begin, end in spans for event in played.of("request.end"))
 
 
+def test_weights_without_a_dual_buffer_pause_the_engine_and_nothing_is_lost(tmp_path: Path) -> None:
+    costs = make_costs(weights=SLOW_WEIGHTS, response_tokens=LONG_TAIL)
+    settings = {"costs": costs, "async_generation_ratio": 1, "max_steps": 6}
+    seconds = [duration_s(play(tmp_path / str(on), enable_dual_buffer=on, **settings)) for on in (True, False)]
+    assert seconds[0] < seconds[1]
+    assert audit(tmp_path / "False")["trained"] == 24
+
+
 # -- 3. Arbitrary Granularity Parallelism
 
 
@@ -120,6 +131,39 @@ def test_granularity_performance_rises_by_half_and_more(tmp_path: Path) -> None:
     assert seconds[0] > 1.5 * seconds[1]
 
 
+def test_granularity_throughput_grows_nearly_linearly_with_devices(tmp_path: Path) -> None:
+    """The document says 0.9; here twice the trainers, engines and groups."""
+    rates = []
+    for scale in (2, 4):
+        costs = make_costs(
+            response_tokens=DistributionConfig(kind="lognormal", mean=100, std=30, min=1, max=300),
+            engine=make_engine_cost(slots=4),
+            trainer=SimulatedTrainerConfig(gpu_s_per_token=0.004),
+        )
+        world = {"train_devices": tuple(range(scale))}
+        settings = {"groups_per_step": 4 * scale, "async_generation_ratio": 2, "max_steps": 14, "world": world}
+        played = play(tmp_path / str(scale), costs=costs, engines=2 * scale, **settings)
+        steps = played.of("step.end")[3:-3]
+        tokens = sum(event.data["actions"] for event in steps[1:])
+        rates.append(tokens / (steps[-1].time_s - steps[0].time_s))
+    assert rates[1] > 0.9 * 2 * rates[0]
+
+
+# -- Pipeline Components
+
+
+def test_components_generation_is_interruptible_and_goes_on_where_it_was(tmp_path: Path) -> None:
+    pause = {"eval_steps": 1, "val_batch_size": 2, "pause_generation_for_validation": True}
+    played = play(tmp_path, tail=True, async_generation_ratio=1, max_steps=6, **pause)
+    lengths = {event.data["sample"]: event.data["actions"] for event in played.of("sample.finish")}
+    interrupted = {event.data["request"] for event in played.of("request.end", finish="aborted")}
+    whole = [request for request in interrupted if request.split("/")[0] in lengths]
+    assert whole
+    for request in whole:
+        parts = [event.data["actions"] for event in played.of("request.end", request=request)]
+        assert len(parts) > 1 and sum(parts) == lengths[request.split("/")[0]]
+
+
 # -- Configuration
 
 
@@ -136,6 +180,52 @@ def test_configuration_the_lines_of_the_document_are_one_step_off_on_halves_of_a
 def test_configuration_generate_ahead_steps_counts_the_step_that_is_trained(steps: int, alpha: int) -> None:
     line = f"trainer.generate_ahead_steps={steps}"
     assert load_config(None, ["actor_rollout_ref.async_pipeline=True", line]).derived.bound == alpha
+
+
+def test_configuration_the_sizes_of_buckets_are_those_of_sender_and_receiver() -> None:
+    config = load_config(None, [LINES, "trainer.n_gpus_per_node=8"]).config
+    assert (config.param_update_produce_bucket_mb, config.param_update_consume_bucket_mb) == (512, 128)
+
+
+# -- Usage
+
+
+@pytest.mark.parametrize("use_async_rl", [False, True])
+def test_usage_a_flow_and_its_state_machines_are_made_as_the_document_makes_them(
+    use_async_rl: bool, tmp_path: Path
+) -> None:
+    made: list[Stage[Any, Any]] = []
+
+    def add(flow: AsyncTrainingFlow) -> None:
+        def make(event: LoggedEvent) -> None:
+            if flow.pipeline is not None and not made:
+                made.append(
+                    create_role_state_machine(role_name="train", pipeline=flow.pipeline, use_async_rl=use_async_rl)
+                )
+
+        flow.events.attach(make)
+
+    scenario = make_scenario(async_generation_ratio=1 if use_async_rl else 0, max_steps=2)
+    played = play_through(scenario, tmp_path, prepare=add)
+    assert played.summary.finished and type(made[0]) is STAGES.get("train")
+    assert max(lags(played)) == int(use_async_rl)
+
+
+def test_usage_a_state_machine_of_ones_own_is_inserted_into_the_flow(tmp_path: Path) -> None:
+    with own_stages():
+
+        @register_stage("halved")
+        class Halved(Stage[SampleGroup, SampleGroup]):
+            consumes = produces = SampleGroup
+
+            async def process(self, item: SampleGroup) -> SampleGroup:
+                return item
+
+        world = {"stages": (StageConfig(name="halved", after="reward"),)}
+        played = play_through(make_scenario(max_steps=2, world=world), tmp_path)
+    order = list(played.flow.stages)
+    assert played.summary.finished and played.of("state", who="halved")
+    assert order.index("halved") == order.index("reward") + 1
 
 
 # -- Future Enhancements, all of which exist

@@ -24,6 +24,8 @@ _NAMES = ["init", "train", "dashboard", "top", "status", "scale", "eval", "play"
 _NAMES += ["config", "simulate", "plan", "measure", "pretrain", "push", "cluster", "launch", "completion"]
 COMMANDS = {name: import_module(f"headway.cli.{name}_command") for name in _NAMES}
 """The modules of all commands, in the order in which `headway --help` lists them."""
+_MACHINE_PROBLEMS = {errno.ENAMETOOLONG, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
+"""Errors of files that are no bug of Headway: one line says which file."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -45,9 +47,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        if error.errno != errno.ENAMETOOLONG:
+        if error.errno not in _MACHINE_PROBLEMS:
             raise
-        print(f"no file can have a name that is so long: {str(error.filename)[:200]}…", file=sys.stderr)
+        print(f"{str(error.filename or 'headway')[:200]}: {error.strerror}", file=sys.stderr)
         return 2
 
 

@@ -40,7 +40,7 @@ from headway.monitor.run_status import RunStatus
 from headway.processes.loop_watchdog import LoopWatchdog
 from headway.rewards.reward_registry import RoutedReward, make_run_rewards, open_reward_workers
 from headway.runs.group_log import GroupLog
-from headway.runs.run_changes import hash_reward_code
+from headway.runs.run_changes import WEIGHTS, hash_reward_code, hash_weights
 from headway.runs.run_directory import RunDirectory, check_disk_space, read_checkpoint_version
 from headway.runs.run_observer import RunObserver
 from headway.runs.sample_logs import SampleLog
@@ -155,7 +155,8 @@ def open_run_directory(prepared: PreparedRun) -> Iterator[RunDirectory]:
         sources, contents = prepared.sources, hash_reward_code(prepared.resolved)
         if sources.validation is not None:
             contents["the held-out data"] = sources.validation.fingerprint()
-        identity = {"pretrain": str(prepared.policy.path), "data": sources.train.fingerprint()}
+        model = prepared.policy.path
+        identity = {"pretrain": str(model), WEIGHTS: hash_weights(model), "data": sources.train.fingerprint()}
         directory.write_identity(prepared.resolved, identity, contents)
         if not directory.started and resume not in ("auto", "never"):
             directory.start_from_checkpoint(Path(resume).expanduser())

@@ -137,7 +137,7 @@ _CHECKPOINTS = "SELECT version, directory FROM checkpoints"
 def _query(path: Path, statement: str) -> list[Any]:
     if not path.exists():
         return []
-    db = sqlite3.connect(path)
+    db = _open_to_read(path)
     try:
         has_tables = db.execute("SELECT 1 FROM sqlite_master WHERE name = 'checkpoints'").fetchone()
         return db.execute(statement).fetchall() if has_tables else []
@@ -145,6 +145,13 @@ def _query(path: Path, statement: str) -> list[Any]:
         raise LedgerError(f"{path}: {error}; it is not a ledger") from error
     finally:
         db.close()
+
+
+def _open_to_read(path: Path) -> sqlite3.Connection:
+    """Open a ledger whose directory may be read-only; SQLite otherwise needs to write beside it, even to read."""
+    if os.access(path.parent, os.W_OK) or path.with_name(f"{path.name}-wal").exists():
+        return sqlite3.connect(path)
+    return sqlite3.connect(f"{path.absolute().as_uri()}?immutable=1", uri=True)
 
 
 class RunLock:

@@ -5,8 +5,10 @@ configuration does not name, and read at most a megabyte. `retry_with_backoff` r
 """
 
 import asyncio
+import http.client
 import json
 import os
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Awaitable, Callable, Mapping
@@ -80,18 +82,30 @@ def post_json(url: str, body: Mapping[str, Any], *, key: str | None, timeout_s: 
     headers = {"Content-Type": "application/json", "User-Agent": "headway"}
     if key:
         headers["Authorization"] = f"Bearer {key}"
-    request = urllib.request.Request(url, json.dumps(body).encode(), headers)
+    request, deadline_s = urllib.request.Request(url, json.dumps(body).encode(), headers), time.monotonic() + timeout_s
     try:
-        with _make_opener(proxy).open(request, timeout=timeout_s) as response:
-            payload: bytes = response.read(_MAX_BYTES)
-    except urllib.error.HTTPError as error:
-        detail = error.read(500).decode(errors="replace").strip()
-        problem = f"{url} answered {error.code} {error.reason}: {detail}"
-        raise RewardServerError(problem, _retry_delay(error)) from error
-    except (urllib.error.URLError, OSError, ValueError) as error:
-        reason = getattr(error, "reason", error)
+        try:
+            with _make_opener(proxy).open(request, timeout=timeout_s) as response:
+                return _read_answer(response, _MAX_BYTES, deadline_s)
+        except urllib.error.HTTPError as error:
+            detail = _read_answer(error, 500, deadline_s).decode(errors="replace").strip()
+            problem = f"{url} answered {error.code} {error.reason}: {detail}"
+            raise RewardServerError(problem, _retry_delay(error)) from error
+    except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as error:
+        reason = getattr(error, "reason", "") or error or type(error).__name__
         raise RewardServerError(f"{url}: {reason}", 0.0) from error
-    return payload
+
+
+def _read_answer(response: Any, limit: int, deadline_s: float) -> bytes:
+    """Return what a server sends, up to `limit`. One that sends a byte now and then is late in the end, too."""
+    payload = b""
+    while len(payload) < limit and (part := response.read1(min(limit, 65536))):
+        payload += part
+        if time.monotonic() > deadline_s:
+            raise TimeoutError(f"the answer had not ended in time, after {len(payload)} bytes")
+    if len(payload) < limit and getattr(response, "length", 0):
+        raise OSError(f"the connection ended after {len(payload)} bytes of an answer")
+    return payload[:limit]
 
 
 @cache

@@ -26,6 +26,10 @@ from headway.rewards.reward_registry import find_reward_function
 from headway.runs.stored_paths import make_paths_absolute
 
 CONFIG_FILE = "config.yaml"
+WEIGHTS = "weights"
+"""Key of the weights' hash in the identity of a run."""
+_WEIGHT_FILES = (".safetensors", ".bin", ".gguf")
+_SAMPLES_PER_FILE, _SAMPLED_BYTES = 16, 65536
 ACCEPT_KEY = "accept_changed_reward"
 _UNIMPORTANT = frozenset({ACCEPT_KEY, "resume", "output_dir"})
 """Options that say where and how to go on, not what to do."""
@@ -68,8 +72,8 @@ def find_option_changes(run_dir: Path, resolved: ResolvedConfig, started_in: Pat
     except FileNotFoundError:
         return []
     except (OSError, ValueError, yaml.YAMLError) as error:
-        problem = f"cannot be read, so nobody knows what has changed: {' '.join(str(error).split())}"
-        raise ConfigError(problem, key=str(config_file), hint="put it back from a copy, or remove it") from error
+        problem = f"{config_file} cannot be read, so nobody knows what has changed: {' '.join(str(error).split())}"
+        raise ConfigError(problem, hint="put it back from a copy, or remove it") from error
     written = written if isinstance(written, dict) else {}
     before = flatten_mapping(make_paths_absolute(written, started_in, moved_to=run_dir))
     given = yaml.safe_load(yaml.safe_dump(make_config_tree(resolved)))
@@ -118,6 +122,20 @@ def hash_reward_code(resolved: ResolvedConfig) -> dict[str, str]:
         except (OSError, TypeError, SyntaxError, ValueError):
             continue  # written at a prompt, or in C: there is no file to compare
     return hashes
+
+
+def hash_weights(model: Path) -> str:
+    """Return a hash of sizes and samples of the files with weights, so that the largest model costs milliseconds."""
+    digest = blake2b(digest_size=16)
+    files = [model] if model.is_file() else sorted([*model.glob("*.*"), *model.glob("*/*.*")])
+    for file in (file for file in files if file.suffix in _WEIGHT_FILES):
+        size = file.stat().st_size
+        digest.update(f"{file.name} {size} ".encode())
+        with file.open("rb") as data:
+            for part in range(_SAMPLES_PER_FILE):
+                data.seek(size * part // _SAMPLES_PER_FILE)
+                digest.update(data.read(_SAMPLED_BYTES))
+    return digest.hexdigest()
 
 
 def find_content_changes(before: Mapping[str, Any], after: Mapping[str, str]) -> list[OptionChange]:

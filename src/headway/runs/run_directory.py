@@ -42,6 +42,7 @@ from headway.monitor.run_status import RunStatus
 from headway.processes.control_socket import ControlHandler
 from headway.runs.run_changes import (
     CONFIG_FILE,
+    WEIGHTS,
     OptionChange,
     find_content_changes,
     find_option_changes,
@@ -195,18 +196,20 @@ def _read_identity(path: Path) -> dict[str, Any]:
             raise ValueError("it does not say what every run says")
         return found
     except (OSError, ValueError, TypeError) as error:
-        problem = f"cannot be read, so nobody knows whether model and tasks are the same: {error}"
-        raise ConfigError(problem, key=str(path), hint="put it back from a copy, or remove it") from error
+        problem = f"{path} cannot be read, so nobody knows whether model and tasks are the same: {error}"
+        raise ConfigError(problem, hint="put it back from a copy, or remove it") from error
 
 
 def _make_identity_error(
     path: Path, key: str, value: object, before: object, changes: Sequence[OptionChange]
 ) -> ConfigError:
-    """Return the error about what a run cannot change. Tasks are known by a hash; their options are told instead."""
+    """Return the error about what a run cannot change. Tasks and weights are known by a hash, which is not told."""
     problem = f"the run in {path} was begun with {before!r}"
     if key == "data":
-        told = "; ".join(str(change) for change in changes if "data_args" in change.key)
+        told = "; ".join(str(change) for change in changes if "data_args" in change.key or change.key == "seed")
         problem, value = f"the run in {path} was begun with other tasks", told or "the contents of the files changed"
+    if key == WEIGHTS:
+        problem, key, value = f"the run in {path} was begun with other weights there", "pretrain", "its files changed"
     return ConfigError(problem, key=key, value=value, hint="go on as it was, or choose another output_dir")
 
 
@@ -275,7 +278,8 @@ def check_disk_space(path: Path, needed_bytes: int, *, key: str, contents: str) 
     except OSError as error:
         raise _make_unwritable_error(key, path, error) from error
     if free < needed_bytes:
-        problem = f"has {free / 1e9:.2f} GB free, and {contents} about {needed_bytes / 1e9:.2f} GB"
+        size, unit = (1e9, "GB") if needed_bytes >= 1e9 else (1e6, "MB")
+        problem = f"has {free / size:.2f} {unit} free, and {contents} about {needed_bytes / size:.2f} {unit}"
         raise ConfigError(problem, key=key, value=str(path))
 
 

@@ -73,6 +73,7 @@ class RunObserver:
                 reporting.append(asyncio.ensure_future(self._refresh(take, self._show)))
             try:
                 yield
+                take()  # what the last report saw may be seconds old
             finally:
                 for task in reporting:
                     task.cancel()

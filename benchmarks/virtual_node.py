@@ -10,7 +10,8 @@ Then the batches that were trained are replayed in one process, from the initial
 to be those of the ranks up to rounding. Last, the same configuration runs in one process, for its seconds per step. The
 model is random, of the shape of Qwen2.5, and rewards are drawn by lot. The hybrid layout is that of full
 cards: engines sleep during a step and have one set of weights, one version is on the card, and moments live on the
-host. What a sleep frees is read from the card.
+host. With `--no-full-cards` it is that of cards with room. What a sleep frees, and the most memory that was in use, are
+read from the card, which nobody else should use meanwhile.
 """
 
 from __future__ import annotations
@@ -70,6 +71,10 @@ class LayoutResult:
     """What the ledger says is missing."""
     freed_gib: list[float] = field(default_factory=list)
     """Memory of the card that was free before and after each sleep of all engines, on average."""
+    most_used_gib: float = 0.0
+    """Most memory of the card that was in use while versions were read and before and after each sleep."""
+    plan: str = ""
+    """Sets of weights of an engine, versions on the cards and transport, as planned."""
     spans_s: dict[str, float] = field(default_factory=dict)
     """Mean seconds of each span of the timeline that moves memory, and of an update of an engine."""
 
@@ -126,7 +131,7 @@ def make_configuration(args: argparse.Namespace, layout: str, model: Path, run_d
 def prepare_layout(args: argparse.Namespace, layout: str, model: Path, run_dir: Path) -> PreparedRun:
     """Prepare a run; the hybrid layout is that of full cards."""
     prepared = prepare_run(load_config(make_configuration(args, layout, model, run_dir)))
-    if layout != "hybrid":
+    if layout != "hybrid" or not args.full_cards:
         return prepared
     placement = prepared.placement
     places = {name: replace(place, sleeps=True, weight_sets=1) for name, place in placement.places.items()}
@@ -135,17 +140,21 @@ def prepare_layout(args: argparse.Namespace, layout: str, model: Path, run_dir: 
 
 
 class SleepWatch:
-    """Reads the free memory of the card before and after engines go to sleep."""
+    """Reads the memory of the card before and after engines go to sleep, and while a version arrives."""
 
     def __init__(self) -> None:
         self.free_gib: list[tuple[str, float]] = []
+        self.most_used_gib = 0.0
 
     def __call__(self, event: LoggedEvent) -> None:
-        if event.who == "device turns" and event.kind in ("span.begin", "span.end"):
+        if event.who in ("device turns", "param_update") and event.kind in ("span.begin", "span.end"):
             import torch
 
             if torch.cuda.is_available():
-                self.free_gib.append((event.kind, torch.cuda.mem_get_info()[0] / (1 << 30)))
+                free, total = (size / (1 << 30) for size in torch.cuda.mem_get_info())
+                self.most_used_gib = max(self.most_used_gib, total - free)
+                if event.who == "device turns":
+                    self.free_gib.append((event.kind, free))
 
     def summarize(self) -> list[float]:
         """Return the mean before and after."""
@@ -267,12 +276,14 @@ def measure_step_s(events: list[LoggedEvent]) -> float:
 
 def measure_layout(args: argparse.Namespace, layout: str, model: Path, scratch: Path) -> LayoutResult:
     """Run one layout, replay it, and run it in one process."""
-    result = LayoutResult(layout=layout)
     prepared = prepare_layout(args, layout, model, scratch / layout)
-    print(prepared.placement.summary, prepared.placement.transport, flush=True)
+    placement = prepared.placement
+    sets, transport = placement.places["engine/0"].weight_sets, placement.transport
+    result = LayoutResult(layout=layout, plan=f"{sets} sets, {transport.buffers} versions, {transport.kind}")
+    print(placement.summary, transport, flush=True)
     with open_run_directory(prepared) as directory:
-        events, batches = asyncio.run(train(prepared, directory, kill=True, watch=(watch := SleepWatch())))
-    result.freed_gib = watch.summarize()
+        events, batches = asyncio.run(train(prepared, directory, kill=args.kill, watch=(watch := SleepWatch())))
+    result.freed_gib, result.most_used_gib = watch.summarize(), watch.most_used_gib
     result.step_s = measure_step_s(events)
     result.versions, result.unequal = compare_engines(events, args.engines)
     for name in ("engine/1", "trainer"):
@@ -300,13 +311,23 @@ def show(args: argparse.Namespace, results: list[LayoutResult]) -> None:
     """Print one table."""
     what = f"{args.shape}, {args.prompts} × {args.group} × {args.length} tokens, {args.steps} steps, {machine()}"
     table = Table(
-        "layout", "s/step", "one process", "versions", "unequal", "lost", "came back", "difference", title=what
+        "layout",
+        "s/step",
+        "one process",
+        "versions",
+        "unequal",
+        "lost",
+        "came back",
+        "difference",
+        "GiB free before and in a sleep, most used",
+        title=what,
     )
     for one in results:
         back = ", ".join(f"{name} {times}×" for name, times in one.restarts.items())
         numbers = [f"{one.step_s:.2f}", f"{one.single_step_s:.2f}", str(one.versions), str(len(one.unequal))]
-        table.add_row(one.layout, *numbers, str(len(one.lost)), back, f"{one.largest_difference:.1e}")
-    Console(width=140).print(table)
+        memory = " ".join(f"{size:.1f}" for size in (*one.freed_gib, one.most_used_gib))
+        table.add_row(one.layout, *numbers, str(len(one.lost)), back, f"{one.largest_difference:.1e}", memory)
+    Console(width=160).print(table)
 
 
 def main() -> None:
@@ -338,6 +359,8 @@ def parse_arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--group", type=int, default=4)
     parser.add_argument("--length", type=int, default=128)
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--kill", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--full-cards", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--single", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--out", type=Path, help="file for the results as JSON, written after each layout")
     args = parser.parse_args(words)

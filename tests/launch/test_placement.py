@@ -63,7 +63,7 @@ def test_parts_that_are_mapped_apart_are_processes_with_a_gpu_each(monkeypatch: 
         and made.replicas == 2
         and {"trainer": 0, "engine/0": 1, "engine/1": 2}.items() <= (made.gpus.items())
     )
-    assert make_visible_devices_env(made, "engine/1") == {"CUDA_VISIBLE_DEVICES": "2"} and "engine/1 2" in made.summary
+    assert make_visible_devices_env(made, "engine/1") == {"CUDA_VISIBLE_DEVICES": "2"} and "engine 1–2" in made.summary
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
     assert make_visible_devices_env(made, "trainer") == {"CUDA_VISIBLE_DEVICES": "4"}
     assert make_visible_devices_env(made, "engine/1") == {"CUDA_VISIBLE_DEVICES": "6"}
@@ -110,6 +110,15 @@ def test_logical_devices_share_the_cards_that_there_are(kind: str) -> None:
     assert not made.idle_cards
 
 
+def test_logical_devices_of_a_cpu_share_the_cores_that_are_named() -> None:
+    options = {"async_generation_ratio": 1, "devices": {"kind": "cpu", "count": 6, "physical": 2}}
+    made = share(0, **options, **{"actor_train.device_mapping": [0, 1], "actor_infer.device_mapping": [2, 3, 4, 5]})
+    assert (made.ranks, made.replicas, made.machine.cores, made.infer_threads) == (2, 4, 2, 1)
+    assert share(0, devices={"kind": "cpu", "count": 2, "physical": 4}).machine.cores == 4
+    with pytest.raises(ConfigError, match="this machine has 8 cores"):
+        share(0, devices={"kind": "cpu", "count": 16, "physical": 9})
+
+
 def test_hybrid_roles_take_turns_and_others_have_devices_of_their_own() -> None:
     on_all = share(4, num_gpus_per_node=4, hybrid_engine=True)
     assert (on_all.ranks, on_all.replicas) == (4, 4)
@@ -143,11 +152,24 @@ def test_engines_have_a_second_set_of_weights_where_there_is_room() -> None:
     assert plan_model("Qwen/Qwen2.5-7B").places["engine/0"].weight_sets == 1, "those that take turns wait anyway"
 
 
-def test_one_version_stays_on_the_cards_where_there_is_no_room_for_three() -> None:
-    small, large = plan_model("Qwen/Qwen2.5-0.5B"), plan_model("Qwen/Qwen2.5-7B")
-    assert (small.transport.kind, small.transport.buffers) == ("cuda_ipc", 3)
-    assert (large.transport.kind, large.transport.buffers) == ("cuda_ipc", 1)
-    assert not any(place.sleeps for name, place in large.places.items() if name.startswith("trainer"))
+def test_one_version_stays_on_the_cards_where_engines_wait_for_it_and_three_elsewhere() -> None:
+    waits, ahead = (plan_model("Qwen/Qwen2.5-7B", async_generation_ratio=α, hybrid_engine=True) for α in (0, 1))
+    assert (waits.transport.kind, waits.transport.buffers) == ("cuda_ipc", 1)
+    assert not any(place.sleeps for name, place in waits.places.items() if name.startswith("trainer"))
+    assert (ahead.transport.kind, ahead.transport.buffers) == ("cuda_ipc", 3)
+
+
+def test_a_share_of_the_card_that_is_too_small_is_named_with_one_that_is_not() -> None:
+    share_key = "actor_infer.strategy_args.strategy_config.gpu_memory_utilization"
+    with pytest.raises(ConfigError, match=r"gives an engine 12.0 GiB of a card.* \(at least 0.18: there is room\)"):
+        plan_model("Qwen/Qwen2.5-7B", **{share_key: 0.15})
+    assert plan_model("Qwen/Qwen2.5-7B", **{share_key: 0.18}).budget
+
+
+def test_moments_stay_on_the_card_where_moving_them_gives_room_for_no_sequence() -> None:
+    adapters = {"actor_train.model_args.lora_rank": 16, "response_length": 7168, "rollout_batch_size": 512}
+    made = plan_model("Qwen/Qwen3-30B-A3B", **adapters)
+    assert made.budget is not None and made.budget.engines_sleep and not made.budget.offloads
 
 
 def test_moments_leave_a_card_on_which_a_step_would_not_fit_unless_that_is_forbidden() -> None:
@@ -176,6 +198,13 @@ def test_devices_of_a_critic_beyond_the_first_are_said_to_be_unused() -> None:
     critic = {**EIGHT, "adv_estimator": "gae", "actor_infer.device_mapping": [4, 5], "critic.device_mapping": [6, 7]}
     made = plan_model("Qwen/Qwen2.5-0.5B", **critic)
     assert any(note.startswith("critic: one process on device 6") for note in made.notes)
+    assert made.budget is not None
+    alone, parameters = made.budget.needs["critic"], 0.494e9
+    assert alone["critic"] == pytest.approx(18 * parameters, rel=0.01), "all of it is on its card"
+    within = plan_model("Qwen/Qwen2.5-0.5B", **{**critic, "critic.device_mapping": [0, 1, 2, 3]}).budget
+    assert within is not None and within.needs["trainer/3"]["critic"] == pytest.approx(16 * parameters / 4, rel=0.01)
+    with pytest.raises(ConfigError, match="cut over the devices of actor_train"):
+        plan_model("Qwen/Qwen2.5-7B", **critic)
 
 
 def test_engines_read_versions_from_the_rank_on_their_own_device() -> None:

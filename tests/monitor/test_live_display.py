@@ -36,6 +36,22 @@ def test_incidents_are_shown_without_control_characters() -> None:
     assert stream.getvalue() == "[3.00 s] engine/1: error: [bold]bad [31m news\n"
 
 
+def test_an_engine_that_is_lost_and_back_is_three_lines() -> None:
+    stream, why = io.StringIO(), "engine/1 (process 7) was killed by SIGKILL"
+    live = LiveDisplay(RunMonitor(), Console(file=stream, force_terminal=False, width=200))
+    live(ev(1.0, "down", "engine/1", reason=f"EngineCrashed: {why}"))
+    live(ev(1.0, "error", "engine/1", error="EngineCrashed", message=why))
+    live(ev(1.0, "restart", "engine/1", attempt=1))
+    live(ev(9.0, "up", "engine/1", version=5))
+    live(ev(9.0, "up", "trainer", version=3))
+    assert stream.getvalue().splitlines() == [
+        f"[1.00 s] engine/1: down: reason EngineCrashed: {why}",
+        "[1.00 s] engine/1: restart: attempt 1",
+        "[9.00 s] engine/1: back in service, serves from version 5",
+        "[9.00 s] trainer: back in service, goes on from version 3",
+    ]
+
+
 def test_an_incident_that_comes_again_and_again_is_counted_instead_of_repeated() -> None:
     stream = io.StringIO()
     live = LiveDisplay(RunMonitor(), Console(file=stream, force_terminal=False))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+import socket
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,19 @@ def test_numbers_keep_their_kind() -> None:
 def test_what_has_no_form_is_refused_where_it_is_sent(value: Any) -> None:
     with pytest.raises(TypeError):
         encode([1, value])
+
+
+def test_what_is_sent_to_a_lost_peer_is_dropped_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        here, there = socket.socketpair()
+        loop = asyncio.get_running_loop()
+        _, wire = await loop.create_connection(lambda: MessageProtocol(print, lambda: None), sock=here)
+        there.close()
+        for number in range(20):  # the loop learns of the loss only after these
+            wire.send(number)
+
+    asyncio.run(scenario())
+    assert caplog.records == []
 
 
 def test_frames_are_found_however_they_are_cut() -> None:

@@ -249,8 +249,9 @@ def print_layout(parts: Sequence[ComponentNeeds], console: Console) -> None:
     """Print the components, and whether what they need is free."""
     console.print(_make_layout_table(parts))
     free = measure_free_memory()
+    more = "" if any("activations" in part.needs for part in parts) else " and activations"
     for where, size in sum_by_memory(list(parts)).items():
-        console.print(_describe_fit(where, size, free.get(where)), markup=False)
+        console.print(_describe_fit(where, size, free.get(where), more), markup=False)
 
 
 def parts_to_json(parts: Sequence[ComponentNeeds]) -> list[dict[str, object]]:
@@ -286,22 +287,28 @@ def _make_layout_table(parts: Sequence[ComponentNeeds]) -> Table:
     table.add_column("needs", justify="right", no_wrap=True)
     table.add_column("for")
     for part in parts:
-        what = ", ".join(f"{name.removeprefix(HOST + ':')} {format_size(size)}" for name, size in part.needs.items())
+        what = ", ".join(_describe_need(name, size) for name, size in part.needs.items())
+        here = sum(size for name, size in part.needs.items() if not name.startswith(HOST))
         table.add_row(
             part.name,
             part.lives,
             part.memory,
             str(part.threads) if part.threads else "–",
             *([part.rank.summary if part.rank else "–"] if ranked else []),
-            format_size(part.total) if part.needs else "–",
+            format_size(here) if part.needs else "–",
             what or "–",
         )
     return table
 
 
-def _describe_fit(where: str, size: int, free: int | None) -> str:
+def _describe_need(purpose: str, size: int) -> str:
+    on_host = " on the host" if purpose.startswith(HOST) else ""
+    return f"{purpose.removeprefix(HOST + ':')} {format_size(size)}{on_host}"
+
+
+def _describe_fit(where: str, size: int, free: int | None, more: str) -> str:
     name = "memory of the host" if where == HOST else f"memory of {where}"
     if free is None:
-        return f"{name}: {format_size(size)} and activations; how much is free cannot be said here"
+        return f"{name}: {format_size(size)}{more}; how much is free cannot be said here"
     fits = "fits" if size < free else "does not fit"
-    return f"{name}: {format_size(size)} and activations, {format_size(free)} free: {fits}"
+    return f"{name}: {format_size(size)}{more}, {format_size(free)} free: {fits}"

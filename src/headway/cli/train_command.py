@@ -80,7 +80,8 @@ def _train(args: argparse.Namespace, received: list[str]) -> int:
         raise ConfigError("there is no run to go on with", key="output_dir", value=str(prepared.directory))
     if args.dry_run:
         print_introduction(prepared, 0, console)
-        console.print("\n".join(describe_plan(prepared.resolved, prepared.placement)), markup=False, soft_wrap=True)
+        plan = describe_plan(prepared.resolved, replace(prepared.placement, notes=()))  # its notes are printed above
+        console.print("\n".join(plan), markup=False, soft_wrap=True)
         print_layout(estimate_component_needs(resolved, prepared.placement, prepared.policy), console)
         return 0
     with open_run_directory(prepared) as directory:

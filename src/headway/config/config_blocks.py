@@ -158,8 +158,8 @@ class DevicesConfig:
     count: NodeSize | None = None
     """Logical devices of a node, numbered from 0; `device_mapping` names them. null: one for each card."""
     physical: NodeSize | None = None
-    """Cards that they share: logical device d is on card ⌊d · physical / count⌋. null: as many cards as there are, at
-    most `count`; a CPU is one."""
+    """Cards that they share: logical device d is on card ⌊d · physical / count⌋. On a CPU: cores that all share. null:
+    as many as there are, of cards at most `count`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

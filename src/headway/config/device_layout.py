@@ -56,7 +56,8 @@ def _derive_device_kind(draft: ConfigDraft) -> None:
         draft.derive("device", devices.kind, "devices.kind")
     elif devices.kind not in ("auto", draft.config.device):
         draft.refuse("devices.kind", f"but device = {draft.config.device}", "keep one of them")
-    if devices.physical is not None and devices.physical > (devices.count or devices.physical):
+    shared = devices.physical or 0
+    if shared > (devices.count or shared) and draft.config.device != "cpu":  # a device may have several cores
         draft.refuse("devices.physical", f"more cards than the {devices.count} devices of devices.count have work for")
 
 

@@ -48,18 +48,15 @@ class Machine:
 
     def arrange(self, wanted: DevicesConfig, device: str) -> Machine:
         """Return the machine with the logical devices that `wanted` asks for. Raises `ConfigError`."""
-        cards = self.gpus if device == "cuda" else 1
-        if wanted.physical is not None and wanted.physical > cards:
-            problem = f"this machine has {cards} {'GPUs' if device == 'cuda' else 'CPU, whose cores are shared'}"
-            raise ConfigError(problem, key="devices.physical", value=wanted.physical, hint=f"at most {cards}")
-        physical = wanted.physical or min(cards, wanted.count or cards)
-        memory = self.gpu_memory_gib if device == "cuda" else 0.0
-        return replace(
-            self,
-            gpus=physical if device == "cuda" else 0,
-            gpu_memory_gib=memory,
-            logical_devices=wanted.count or physical,
-        )
+        there, kind = (self.gpus, "GPU") if device == "cuda" else (self.cores, "core")
+        if wanted.physical is not None and wanted.physical > there:
+            problem = f"this machine has {there} {kind}{'s' if there > 1 else ''}"
+            raise ConfigError(problem, key="devices.physical", value=wanted.physical, hint=f"at most {there}")
+        if device == "cpu":
+            cores, devices = wanted.physical or self.cores, wanted.count or 1
+            return replace(self, cores=cores, gpus=0, gpu_memory_gib=0.0, logical_devices=devices)
+        physical = wanted.physical or min(there, wanted.count or there)
+        return replace(self, gpus=physical, logical_devices=wanted.count or physical)
 
 
 def find_machine() -> Machine:

@@ -12,15 +12,20 @@ step, and if that is not enough the trainer's moments leave the card. What does 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from headway.config import ResolvedConfig
 from headway.errors import ConfigError
 from headway.launch.component_places import ComponentPlace
 from headway.launch.machine import Machine
-from headway.launch.memory_model import GIB, HOST, WEIGHT_SETS, MemoryModel
+from headway.launch.memory_model import (
+    GIB,
+    HOST,
+    WEIGHT_SETS,
+    MemoryModel,
+    divide_rest_among_judges,
+)
 
 MOST_SLOTS = 512
 """Most requests that an engine decodes together on a GPU: beyond this a step gets slower as fast as it gets wider."""
@@ -40,6 +45,8 @@ class MemoryBudget:
     """The same components, with their memory."""
     peaks_gib: Mapping[int, float]
     """Most memory that is in use at once, by card."""
+    needs: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Bytes of each component on a card of its own, by purpose."""
     sequences: int = 0
     """Sequences of full length that run at once on one engine; 0: not known."""
     wanted_sequences: int = 0
@@ -108,16 +115,17 @@ def budget_memory(
     caches = [plan.kv_bytes for plan in plans.values() if plan.kv_bytes is not None]
     how, kv_bytes = _join_sharing(list(plans.values())), min(caches, default=0)
     used = {device: plan.count_used(how, kv_bytes) for device, plan in plans.items()}
-    judges = _divide_rest(model, places, {device: memory - size for device, size in used.items()})
-    budgeted = {}
+    judges = divide_rest_among_judges(model, places, {device: memory - size for device, size in used.items()})
+    budgeted, needs = {}, {}
     for name, place in places.items():
         is_engine = name.startswith("engine/") and not served
-        cache = kv_bytes if is_engine else judges.get(name, 0)
-        need = _count_gpu_bytes(_estimate(model, place, how, served=served, memory=memory)) + cache
+        found = _estimate(model, place, how, served=served, memory=memory)
+        found["KV"] = found.get("KV", 0) + (kv_bytes if is_engine else judges.get(name, 0))
+        needs[name] = {purpose: size for purpose, size in found.items() if size and not purpose.startswith(HOST)}
         budgeted[name] = replace(
             place,
-            memory_gib=need / GIB if place.devices else None,
-            kv_cache_bytes=cache + (_count_judge_cache(model, place) if name in judges else 0) or None,
+            memory_gib=_count_gpu_bytes(found) / GIB if place.devices else None,
+            kv_cache_bytes=found["KV"] or None,
             weight_sets=how.weight_sets if is_engine else None,
             sleeps=how.engines_sleep if name.startswith("engine/") else how.offloads and name.startswith("trainer"),
         )
@@ -135,6 +143,7 @@ def budget_memory(
     return MemoryBudget(
         places=budgeted,
         peaks_gib=peaks,
+        needs=needs,
         sequences=sequences,
         wanted_sequences=wanted,
         engines_sleep=how.engines_sleep,
@@ -219,15 +228,17 @@ def _plan_device(
         _count_share(model, memory) - _count_served_weights(model, needs), (wanted + max(wanted // 8, 1)) * longest
     )
     best: tuple[int, _Sharing] | None = None
-    for how in _list_ways(model, plain, turns=turns, may_offload=may_offload):
+    ways = _list_ways(model, plain, turns=turns, may_offload=may_offload)
+    if most < longest <= memory - needs.count_without_cache(ways[-1]):
+        raise _make_small_share_error(model, memory, _count_served_weights(model, needs) + longest)
+    for how in ways:
         cache = min(memory - needs.count_without_cache(how), most)
         if cache >= min(most, int(_ROOMY_SHARE * memory)) and cache >= longest:
             best = cache, how
             break
-        if best is None or cache > best[0]:
-            best = cache, how
-    assert best is not None
-    if best[0] < longest or best[0] <= 0:
+        if best is None or cache >= best[0] + longest or best[0] < longest <= cache:
+            best = cache, how  # what costs more time has to give room for one more sequence
+    if best is None or best[0] < longest or best[0] <= 0:
         raise _make_engine_error(model, memory, here, needs, longest)
     return _DevicePlan(needs=needs, how=best[1], kv_bytes=best[0], takes_turns=turns)
 
@@ -278,26 +289,6 @@ def _estimate(model: MemoryModel, place: ComponentPlace, how: _Sharing, *, serve
     return {**model.estimate_scorer(place.name.partition("/")[0]), **libraries}
 
 
-def _divide_rest(model: MemoryModel, places: Mapping[str, ComponentPlace], left: Mapping[int, int]) -> dict[str, int]:
-    """Return the bytes that the cache of each judge gets beyond one request, of those `left` on each device."""
-    judges = {name: place for name, place in places.items() if _count_judge_cache(model, place)}
-    sharing = Counter(device for place in judges.values() for device in place.devices)
-    found = {}
-    for name, place in judges.items():
-        options = model.resolved.config.rewards[name.split("/")[1]].strategy_args.strategy_config
-        rest = min(left[device] // sharing[device] for device in place.devices)
-        needs = model.estimate_reward(name.split("/")[1], len(place.devices))
-        found[name] = max(min(rest, int(options.gpu_memory_utilization * model.card_bytes) - sum(needs.values())), 0)
-    return found
-
-
-def _count_judge_cache(model: MemoryModel, place: ComponentPlace) -> int:
-    """Return the bytes of one request in the cache of a judge; 0 for everybody else."""
-    if not place.name.startswith("reward/") or not place.devices:
-        return 0
-    return model.estimate_reward(place.name.split("/")[1], len(place.devices)).get("KV", 0)
-
-
 def _count_share(model: MemoryModel, memory: int) -> int:
     """Return the bytes that `gpu_memory_utilization` gives to an engine."""
     share = model.resolved.config.actor_infer.strategy_args.strategy_config.gpu_memory_utilization
@@ -337,9 +328,12 @@ def _make_training_error(
     plain = _Sharing()
     if needs.moments and needs.count_training(replace(plain, offloads=True)) <= memory:
         hints.append(f"{_OFFLOAD_KEY}: true")
-    names = " and ".join(place.name for place in here if not place.name.startswith("engine/"))
+    names = [place.name for place in here if not place.name.startswith("engine/")]
     whole = _show(needs.count_training(plain))
-    problem = f"a step of {names} needs {whole} of a device that has {_show(memory)} to use"
+    problem = f"a step of {' and '.join(names)} needs {whole} of a device that has {_show(memory)} to use"
+    if names == ["critic"]:
+        hint = "leave it out: the critic is cut over the devices of actor_train then; or a smaller critic"
+        return ConfigError(problem, key="critic.device_mapping", value=list(here[0].devices), hint=hint)
     return _make_error(model, problem, [*hints, "adapters (lora_rank), a smaller model or shorter sequences"])
 
 
@@ -369,13 +363,20 @@ def _make_engine_error(
             hints.append("hybrid_engine: true")
         if needs.moments and training - needs.moments + need <= memory:
             hints.append(f"{_OFFLOAD_KEY}: true")
-    share, weights = _count_share(model, memory), _count_served_weights(model, needs)
-    if weights + longest > share and need <= memory:
-        hints.append("a larger gpu_memory_utilization")
+    share = _count_share(model, memory)
     ways = next((number for number in (2, 4, 8, 16) if (needs.weights + longest) / number <= share), None)
     if ways is not None and need > memory - needs.stays:
         hints.append(f"vllm or sglang with launch: true and tensor_model_parallel_size: {ways}")
     return _make_error(model, problem, [*hints, "a smaller model or shorter sequences"])
+
+
+def _make_small_share_error(model: MemoryModel, memory: int, need: int) -> ConfigError:
+    given = model.resolved.config.actor_infer.strategy_args.strategy_config.gpu_memory_utilization
+    least = -(-need * 100 * _USABLE_SHARE // memory) / 100
+    problem = f"gives an engine {_show(_count_share(model, memory))} of a card, and its weights and one sequence of "
+    problem += f"{model.resolved.derived.sequence_length} tokens need {_show(need)}"
+    key = "actor_infer.strategy_args.strategy_config.gpu_memory_utilization"
+    return ConfigError(problem, key=key, value=given, hint=f"at least {least:g}: there is room")
 
 
 def _make_share_error(model: MemoryModel, memory: int, needs: _DeviceNeeds) -> ConfigError:

@@ -7,10 +7,13 @@ host. Activations and libraries are estimates; the rest follows from shapes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from headway.config import ResolvedConfig
 from headway.config.reward_model_choice import CLASSIFIER, get_reward_function
+from headway.launch.component_places import ComponentPlace
 from headway.launch.transports import Device, TransportPlan, count_device_version_bytes
 from headway.models.model_shapes import ModelShape, find_model_shape
 
@@ -46,7 +49,9 @@ class MemoryModel:
     trained: int
     """Parameters that have gradients: all of them, or those of the adapters."""
     critic: int = 0
-    """Parameters of the critic inside the trainer."""
+    """Parameters of the critic; 0: there is none."""
+    holds_critic: bool = False
+    """Whether the trainer holds the critic."""
     shape: ModelShape | None = None
     """`None`: a denoising model, or one whose layers are not known; activations and KV are not counted then."""
     transport: TransportPlan
@@ -111,8 +116,8 @@ class MemoryModel:
         }
         if self.holds_reference and self.trained == self.parameters:
             whole["reference"] = self.train_bytes * self.parameters
-        if self.critic:
-            whole["critic"] = (self.train_bytes + 12) * self.critic
+        if self.holds_critic:
+            whole["critic"] = self._count_critic_bytes()
         shared = {purpose: -(-size // self.ranks) for purpose, size in whole.items()}
         return shared | (self._estimate_versions() if number in self.transport.publishers else {})
 
@@ -151,9 +156,13 @@ class MemoryModel:
         return found
 
     def estimate_scorer(self, role: str) -> dict[str, int]:
-        """Return the needs of a scorer with a replica of its own; `logp` takes new weights beside its own."""
+        """Return the needs of a scorer with a replica of its own; `logp` takes new weights beside its own.
+
+        A critic of its own is one process with all of the critic, also where the trainer has several ranks.
+        """
         if role == "critic":
-            return {"weights": 16 * self.parameters}
+            alone = replace(self, ranks=1, context=1)
+            return {"critic": alone._count_critic_bytes(), **alone.estimate_activations()}
         return {"weights": (WEIGHT_SETS if role == "logp" else 1) * 4 * self.parameters}
 
     def estimate_reward(self, name: str, devices: int) -> dict[str, int]:
@@ -172,6 +181,10 @@ class MemoryModel:
         longest = 2 * self.resolved.derived.sequence_length + JUDGE_PROMPT_TOKENS
         return {**weights, "KV": size * shape.kv_per_token * longest // devices}
 
+    def _count_critic_bytes(self) -> int:
+        """Return the bytes of the whole critic: weights, gradients, moments, and masters of weights in 16 bits."""
+        return (16 if self.ranks > 1 or self.train_bytes == 4 else 18) * self.critic
+
     def _estimate_versions(self) -> dict[str, int]:
         """Return the memory of versions that are kept for engines."""
         on_gpu, parameters = self.device == "cuda", self.version_parameters
@@ -181,3 +194,25 @@ class MemoryModel:
             return {"versions": self.transport.buffers * self.infer_bytes * parameters}
         count = self.transport.buffers if self.processes else _HEAP_VERSIONS
         return {f"{HOST}:versions": count * self.infer_bytes * parameters}
+
+
+def divide_rest_among_judges(
+    model: MemoryModel, places: Mapping[str, ComponentPlace], left: Mapping[int, int]
+) -> dict[str, int]:
+    """Return the bytes that the cache of each judge gets beyond one request, of those `left` on each device."""
+    judges = {name: place for name, place in places.items() if count_judge_cache(model, place)}
+    sharing = Counter(device for place in judges.values() for device in place.devices)
+    found = {}
+    for name, place in judges.items():
+        options = model.resolved.config.rewards[name.split("/")[1]].strategy_args.strategy_config
+        rest = min(left[device] // sharing[device] for device in place.devices)
+        needs = model.estimate_reward(name.split("/")[1], len(place.devices))
+        found[name] = max(min(rest, int(options.gpu_memory_utilization * model.card_bytes) - sum(needs.values())), 0)
+    return found
+
+
+def count_judge_cache(model: MemoryModel, place: ComponentPlace) -> int:
+    """Return the bytes of one request in the cache of a judge; 0 for everybody else."""
+    if not place.name.startswith("reward/") or not place.devices:
+        return 0
+    return model.estimate_reward(place.name.split("/")[1], len(place.devices)).get("KV", 0)

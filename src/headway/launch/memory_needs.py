@@ -130,7 +130,7 @@ def _make_policy_model(resolved: ResolvedConfig, placement: Placement, policy: P
         model,
         shape=shape,
         trained=_count_trained_parameters(resolved, policy) if language else policy.parameters,
-        critic=_count_critic_parameters(resolved, policy) if model.critic else 0,
+        critic=_count_critic_parameters(resolved, policy),
     )
 
 

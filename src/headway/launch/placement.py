@@ -40,7 +40,7 @@ from headway.launch.inference_servers import (
 )
 from headway.launch.machine import Machine, read_machine
 from headway.launch.memory_budget import MemoryBudget, budget_memory
-from headway.launch.memory_model import GIB, MemoryModel
+from headway.launch.memory_model import GIB, HOST, MemoryModel
 from headway.launch.ray_resources import connect_cluster, make_cluster_machine, make_resource_requests
 from headway.launch.trainer_ranks import count_trainer_ranks, explain_rank_layout, plan_rank_layout
 from headway.launch.transports import Device, TransportPlan, plan_transport, plan_transport_without_trainer
@@ -119,8 +119,10 @@ class Placement:
             return f"{self.device} on {self.cluster.summary}{layout}"
         where = "processes" if self.processes else "threads of one process"
         if self.gpus:
-            shown = {name: gpu for name, gpu in self.gpus.items() if self.ranks == 1 or name != "trainer"}
-            where += f" on GPUs {', '.join(f'{name} {gpu}' for name, gpu in shown.items())}"
+            shown: dict[str, set[int]] = {}
+            for name, gpu in self.gpus.items():
+                shown.setdefault(name if name == LENT_ENGINE else name.partition("/")[0], set()).add(gpu)
+            where += " on GPUs: " + ", ".join(f"{name} {format_numbers(list(gpus))}" for name, gpus in shown.items())
         engines = f"{self.replicas} engine{'s' if self.replicas > 1 else ''} × {self.infer_threads}"
         trainer = f"{self.ranks} ranks of the trainer" if self.ranks > 1 else "trainer"
         layout = f" ({self.layout.summary})" if self.ranks > 1 else ""
@@ -306,7 +308,7 @@ def plan_memory(
     """Return the placement with transport and memory. Raises `ConfigError` where the cards have not enough.
 
     Nothing is budgeted on a CPU, or where the cards or the model are not known. Versions stay on the cards of ranks and
-    engines that share them if there is room, at least for one where engines wait for it. Of several ways to get by, one
+    engines that share them if there is room: one where engines wait for it, else three. Of several ways to get by, one
     in which moments and versions stay on the cards is chosen, then one in which engines need not sleep. `merges` says
     that adapters of this model cannot be served by themselves.
     """
@@ -325,7 +327,8 @@ def plan_memory(
         through_host = transport.kind != options[0].kind
         notes = [*budget.notes]
         if through_host:
-            notes.append("versions of the weights go through the memory of the host: the GPUs have no room")
+            size = model.estimate_rank(0).get(f"{HOST}:versions", 0) / GIB
+            notes.append(f"versions of the weights, {size:.1f} GiB, go through the host: the GPUs have no room")
         planned = replace(placed, places=budget.places, budget=budget, notes=(*placed.notes, *notes))
         plans.append(((budget.offloads, through_host, budget.engines_sleep, number), planned))
     if not plans:
@@ -334,7 +337,7 @@ def plan_memory(
 
 
 def _list_transports(resolved: ResolvedConfig, placement: Placement, ranks: int) -> list[TransportPlan]:
-    """Return the transports that may be used, those that take most memory of the cards first."""
+    """Return the transports that may be used: on the cards that engines share with ranks, then the plain one."""
     plan = partial(plan_transport, resolved, device=placement.device, processes=placement.processes)
     trains = any(name.startswith("trainer") for name in placement.places)
     plain = plan_adapters(resolved, plan(), ranks if trains else 0)
@@ -344,9 +347,9 @@ def _list_transports(resolved: ResolvedConfig, placement: Placement, ranks: int)
         return [plain]
     check_shared_gpu_memory(resolved, placement.places)
     near = replace(plan(sources=find_weight_sources(placement.places, placement.ranks)), adapters=plain.adapters)
-    waits = resolved.derived.hybrid_engine and resolved.config.async_generation_ratio == 0
-    fewer = [replace(near, versions=1)] if near.kind == "cuda_ipc" and waits else []
-    return [near, *fewer, *([plain] if plain.kind != near.kind else [])]
+    if near.kind == "cuda_ipc" and resolved.derived.hybrid_engine and resolved.config.async_generation_ratio == 0:
+        near = replace(near, versions=1)  # engines have read a version before the next one is made
+    return [near, *([plain] if plain.kind != near.kind else [])]
 
 
 def make_memory_model(resolved: ResolvedConfig, placement: Placement, shape: ModelShape) -> MemoryModel:
@@ -355,14 +358,16 @@ def make_memory_model(resolved: ResolvedConfig, placement: Placement, shape: Mod
     adapters = (
         None if args.lora_rank is None else shape.count_adapter_parameters(args.lora_rank, frozenset(args.lora_target))
     )
-    critic = find_model_shape(resolved.config.critic.model_args.model_name_or_path) or shape
+    named = resolved.config.critic.model_args.model_name_or_path or resolved.config.reward_pretrain
+    critic = find_model_shape(named) or shape
     return MemoryModel(
         resolved=resolved,
         device=placement.device,
         processes=placement.processes,
         parameters=shape.parameters,
         trained=shape.parameters if adapters is None else adapters,
-        critic=critic.parameters if derived.needs_critic and "critic" not in placement.places else 0,
+        critic=critic.parameters if derived.needs_critic else 0,
+        holds_critic=derived.needs_critic and "critic" not in placement.places,
         shape=shape,
         transport=placement.transport,
         ranks=placement.ranks,

@@ -2,7 +2,9 @@
 
 part          cards  shares   GiB each
 trainer/0–3   0–3    alone         8.5
+  weights 0.5, gradients 0.5, optimizer 0.9, activations 5.7, libraries 1.0
 engine/0–3    4–7    alone        56.8
+  weights 1.8, KV cache 54.0, libraries 1.0
 most in use on a card: 56.8 of 80 GiB; each engine runs 512 sequences of 8192 tokens at once
 """
 
@@ -13,6 +15,7 @@ from collections.abc import Iterator, Sequence
 
 from headway.config import ResolvedConfig
 from headway.launch.component_places import ComponentPlace, format_numbers
+from headway.launch.memory_model import GIB
 from headway.launch.placement import Placement
 
 _WIDTH = 80
@@ -24,7 +27,11 @@ def describe_plan(resolved: ResolvedConfig, placement: Placement) -> list[str]:
     if placement.budget is not None:
         lines += _wrap(_describe_budget(resolved, placement))
     elif placement.device == "cuda":
-        lines += _wrap("memory is not planned: the shape of the model or the memory of the cards is not known here")
+        model = resolved.config.actor_train.model_args.model_name_or_path or resolved.config.pretrain
+        unknown = f"the shape of {model} is not known here" if model else "no model is named (pretrain)"
+        if not placement.machine.gpu_memory_gib:
+            unknown = "the memory of the cards is not known"
+        lines += _wrap(f"memory is not planned: {unknown}")
     for note in placement.notes:
         lines += _wrap(f"note: {note}")
     return lines
@@ -47,24 +54,34 @@ def _describe_machine(placement: Placement) -> str:
 
 
 def _make_rows(placement: Placement) -> Iterator[str]:
-    """Yield a line for each kind of component, and one for idle cards."""
+    """Yield a line for each kind of component, one for what its memory is for, and one for idle cards."""
     groups: dict[tuple[str, str, float | None, bool], list[ComponentPlace]] = {}
     for place in placement.places.values():
-        kind = place.name.partition("/")[0] if not place.name.startswith("reward/") else place.name
+        kind = place.name.rstrip("0123456789").rstrip("/") if _get_number(place) is not None else place.name
         groups.setdefault((kind, place.sharing, place.memory_gib, place.sleeps), []).append(place)
     on_gpu = placement.device == "cuda"
-    yield f"{'part':<20}{'cards' if on_gpu else 'devices':<13}{'shares':<27}{'threads':>8}{'GiB each':>10}".rstrip()
+    yield f"{'part':<22}{'cards' if on_gpu else 'devices':<12}{'shares':<27}{'threads':>8}{'GiB each':>10}".rstrip()
     for (kind, sharing, memory, sleeps), places in groups.items():
-        numbers = [int(place.name.partition("/")[2]) for place in places if place.name.partition("/")[2].isdigit()]
+        numbers = [number for place in places if (number := _get_number(place)) is not None]
         name = f"{kind}/{format_numbers(numbers)}" if numbers else kind
         where = sorted({number for place in places for number in (place.cards if on_gpu else place.devices)})
         how = {"alone": "alone", "turns": "takes turns", "overlap": "overlaps"}[sharing]
         how += (", sleeps" if kind == "engine" else ", moments leave") if sleeps else ""
         need = "" if memory is None else f"{memory:.1f}"
-        shown = format_numbers(where) if where else "elsewhere"
-        yield f"{name:<20}{shown:<13}{how:<27}{places[0].threads:>8}{need:>10}".rstrip()
+        cards = format_numbers(where) if where else "elsewhere"
+        yield f"{name:<22}{cards:<12}{how:<27}{places[0].threads:>8}{need:>10}".rstrip()
+        needs = placement.budget.needs[places[0].name] if placement.budget is not None else {}
+        shown = {name.replace("KV", "KV cache"): size / GIB for name, size in needs.items() if size > GIB / 20}
+        order = sorted(shown, key=lambda purpose: purpose == "libraries")
+        parts = ", ".join(f"{purpose} {shown[purpose]:.1f}" for purpose in order)
+        yield from textwrap.wrap(parts, _WIDTH, initial_indent="  ", subsequent_indent="    ")
     if placement.idle_cards and on_gpu:
-        yield f"{'idle':<20}{format_numbers(placement.idle_cards)}"
+        yield f"{'idle':<22}{format_numbers(placement.idle_cards)}"
+
+
+def _get_number(place: ComponentPlace) -> int | None:
+    last = place.name.rpartition("/")[2]
+    return int(last) if last.isdigit() and "/" in place.name else None
 
 
 def _describe_budget(resolved: ResolvedConfig, placement: Placement) -> str:

@@ -41,7 +41,15 @@ _BAR_COLUMNS = 24
 _FIXED_LINES = 9
 """Lines of the panel that are always there: four above the stages; memory, bias, an incident and the prompt below."""
 _STARTING = "starting trainer, engines and reward workers: they load the model"
-_INCIDENT_EVENTS = (events.ErrorReport, events.BackendRestart, events.BackendDown, events.RunDegrade, events.RunStall)
+_INCIDENT_EVENTS = (
+    events.ErrorReport,
+    events.BackendRestart,
+    events.BackendDown,
+    events.BackendUp,
+    events.RunDegrade,
+    events.RunRestore,
+    events.RunStall,
+)
 _REPEATS_SHOWN, _REPEAT_MILESTONES = 3, frozenset(10**power for power in range(1, 10))
 """How often incidents that differ only in numbers are printed; then only the tenth, the hundredth and so on."""
 
@@ -78,7 +86,7 @@ class LiveDisplay:
     def __call__(self, logged: LoggedEvent) -> None:
         time_s, event = logged
         incident = ""
-        if isinstance(event, _INCIDENT_EVENTS):
+        if isinstance(event, _INCIDENT_EVENTS) and not self._was_told(event):
             incident = self._incident = format_incident_line(logged)
             pattern = _make_incident_pattern(event)
             repeats = self._repeats[pattern] = self._repeats[pattern] + 1
@@ -106,6 +114,11 @@ class LiveDisplay:
             if isinstance(event, events.RunStall):
                 for line in event.graph.splitlines()[1:]:
                     self._print(_keep_printable(line))
+
+    def _was_told(self, event: Event) -> bool:
+        """Return whether the line before has said why an engine is down: its error follows it."""
+        before = self._incident
+        return isinstance(event, events.ErrorReport) and f"{event.who}: down" in before and event.message in before
 
     def tick(self, now_s: float) -> None:
         """Redraw the panel if it is due. `now_s` is on the clock of the events."""
@@ -206,6 +219,10 @@ def format_incident_line(logged: LoggedEvent) -> str:
         quiet = "" if logged.event.quiet_s is None else f" for {logged.event.quiet_s:g} s"
         return _keep_printable(f"[{format_duration(logged.time_s)}] nothing has moved{quiet}; {first}")
     data = logged.data
+    if isinstance(logged.event, events.BackendUp):
+        version, verb = data.get("version"), "goes on" if logged.who == "trainer" else "serves"
+        since = "" if version is None else f", {verb} from version {version}"
+        return f"[{format_duration(logged.time_s)}] {logged.who}: back in service{since}"
     message = data.pop("message", None) or data.pop("error", "")
     data.pop("error", None)
     details = [str(message)] if message else []

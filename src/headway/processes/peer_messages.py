@@ -105,7 +105,7 @@ class MessageProtocol(asyncio.Protocol):
     def send(self, message: Any) -> None:
         """Send a message without blocking, or drop it after the end. Raises `TypeError` if it cannot be encoded."""
         frame = encode_frame(message)
-        if self._transport is not None:
+        if self._transport is not None and not self._transport.is_closing():  # else asyncio prints a warning
             self._transport.write(frame)
 
     def close(self) -> None:

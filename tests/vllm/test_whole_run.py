@@ -76,7 +76,7 @@ def test_a_run_trains_on_a_server_of_its_own_and_outlives_its_death(runs: Runs, 
     steps = [event.data for event in events(directory, "step.end")]
     assert len(steps) == 16 and all(step["train/grad_norm"] > 0 for step in steps)
     fresh = [step for step in steps if step["train/lag_max"] == 0]
-    assert len(fresh) > 1, "a version after the first, too"
+    assert fresh, "the first step, and later ones where the server was faster"
     for step in fresh:  # the server's log-probabilities are the trainer's own; embedding and output layer are tied
         assert step["train/ratio_mean"] == pytest.approx(1.0, abs=1e-4)
         assert step["train/ratio_max"] == pytest.approx(1.0, abs=2e-3)

@@ -217,6 +217,21 @@ def test_a_penalty_needs_the_reference() -> None:
         made("grpo", kl_penalty="k1", kl_coef=0.1)
 
 
+def test_domains_are_normalised_and_whitened_by_themselves() -> None:
+    domain = whole(0, 0, 1, 1, 1, 0)
+    given = batch(domain_S=domain)
+    found = made("reinforce", given, norm_mean_type="domain", norm_std_type="domain")
+    expected = torch.zeros(6, dtype=torch.float64)
+    for number in (0, 1):
+        inside = reals(*REWARDS)[domain == number]
+        expected[domain == number] = (inside - inside.mean()) / (inside.std(correction=0) + 1e-6)
+    close(found, spread(expected.tolist()))
+    white = made("reinforce", given, whiten_advantages=True, whiten_by_domain=True)
+    for number in (0, 1):
+        inside = white[domain[given.sequence_N] == number]
+        assert abs(float(inside.mean())) < 1e-9 and float(inside.var(correction=0)) == pytest.approx(1.0, rel=1e-4)
+
+
 def test_whitening_is_over_trained_actions_and_before_the_clip() -> None:
     mask = bits("11011111110111")
     plain = made("grpo", batch(mask_N=mask))

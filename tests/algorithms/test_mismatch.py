@@ -66,6 +66,28 @@ def test_filters_see_what_the_ones_before_them_kept() -> None:
     assert torch.equal(filter_mask(*WHERE, [sequence, token]), bits("00000"))
 
 
+def test_turns_are_weighed_and_dropped_by_their_geometric_mean() -> None:
+    turns = whole(0, 1, 1, 2, 2), 3
+    weight = importance_weight(*WHERE, ImportanceWeightSettings(level="segment", upper_bound=9.0), *turns)
+    torch.testing.assert_close(weight, reals(0.5, 1.5, 1.5, sqrt(0.99), sqrt(0.99)), rtol=1e-12, atol=0)
+    kept = filter_mask(*WHERE, [RatioFilterSettings(level="segment", low=0.9, high=2.0)], *turns)
+    assert torch.equal(kept, bits("01011"))
+
+
+@pytest.mark.parametrize(
+    ("level", "low", "high", "expected"),
+    [("token", -0.1, 0.1, "01011"), ("sequence", -0.1, 0.0, "00011"), ("segment", None, 0.05, "10011")],
+)
+def test_a_filter_drops_by_the_difference_of_probabilities(
+    level: str, low: float | None, high: float, expected: str
+) -> None:
+    row = RatioFilterConfig(ratio_low=0.0, ratio_high=9.0, agg_type=level, diff_low=low, diff_high=high)  # type: ignore[arg-type]
+    correction = make_mismatch_correction(TrainInferCorrectionConfig(filters=(row,)))
+    difference = PROXIMAL.exp() - BEHAVIOUR.exp()
+    assert [round(float(one), 2) for one in difference] == [-0.18, 0.07, 0.4, 0.06, -0.08]
+    assert torch.equal(filter_mask(*WHERE, correction.filters, whole(0, 1, 1, 2, 2), 3), bits(expected))
+
+
 def test_no_filter_is_the_mask_itself() -> None:
     assert torch.equal(filter_mask(*WHERE, []), MASK)
 

@@ -236,6 +236,37 @@ def test_a_filter_of_roll_is_off_unless_it_says_otherwise() -> None:
     ]
 
 
+def test_a_filter_of_roll_may_read_turns_and_differences() -> None:
+    row = {"enabled": True, "agg_type": "segment", "ratio_enabled": False, "diff_enabled": True, "diff_low": -0.1}
+    config = load_config({**ROLL, "train_infer_correction": {"filters": [row]}}).config
+    (found,) = config.train_infer_correction.filters
+    assert (found.agg_type, found.ratio_low, found.ratio_high) == ("segment", 0.0, 1e9)
+    assert (found.diff_low, found.diff_high) == (-0.1, 0.2)
+
+
+@pytest.mark.parametrize(
+    ("given", "norms", "whitened"),
+    [
+        ({"reward_norm": "batch"}, ("batch", "batch"), False),
+        ({"norm_mean_type": "batch", "rewards": {"a": {}, "b": {}}}, ("domain", "none"), True),
+        ({"reward_norm": "batch", "rewards": {"a": {}, "b": {}}}, ("domain", "domain"), True),
+        (
+            {"reward_normalization": {"norm_mean_type": "group"}, "num_return_sequences_in_group": 2},
+            ("group", "none"),
+            False,
+        ),
+        ({"reward_normalization": {"grouping": "tags", "method": "mean_std"}}, ("domain", "domain"), False),
+    ],
+)
+def test_rewards_of_roll_are_normalized_by_themselves(
+    given: dict[str, Any], norms: tuple[str, str], whitened: bool
+) -> None:
+    given = {**given, "rewards": {name: {"reward_fn": "exact"} for name in given.get("rewards", {})}}
+    resolved = load_config({**ROLL, "adv_estimator": "reinforce", "whiten_advantages": True, **given})
+    assert (resolved.derived.norm_mean_type, resolved.derived.norm_std_type) == norms
+    assert resolved.config.whiten_by_domain is whitened
+
+
 def test_joint_keys_of_roll_have_their_effect() -> None:
     given = {"importance_sampling": "seq", "val_greedy": True, "val_n_sample": 4, "max_steps": 200}
     resolved = load_config({**ROLL, **given, "actor_train": {"training_args": {"warmup_ratio": 0.1}}})

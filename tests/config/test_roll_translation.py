@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -146,6 +147,46 @@ def test_single_steps_have_their_own_rewards_as_in_roll() -> None:
     ours = {**source, "custom_envs": {"Lake": lake}}
     del ours["render_save_dir"]
     assert any("gives every turn the reward of its episode" in note for note in load_config(ours).notes)
+
+
+def test_settings_of_deepspeed_that_come_with_roll_need_no_file(tmp_path: Path) -> None:
+    chosen = "{strategy_name: deepspeed_train, strategy_config: '${deepspeed_zero3_cpuoffload}'}"
+    listed = "[../config/deepspeed_zero@_here_, ../config/deepspeed_zero3_cpuoffload@_here_]"
+    (tmp_path / "run.yaml").write_text(f"defaults: {listed}\nactor_train: {{strategy_args: {chosen}}}")
+    resolved = load_config(tmp_path / "run.yaml")
+    assert resolved.config.actor_train.training_args.offload_optimizer
+    assert any("zero_optimization" in note and "changes nothing here" in note for note in resolved.notes)
+    (tmp_path / "other.yaml").write_text("defaults: [traj_envs@_here_]")
+    assert "no such file" in only_problem(tmp_path / "other.yaml")
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ({"track_with": "ml_tracker"}, "track_with: ml_tracker is no public tracker"),
+        (
+            {"validation": {"generating_args": {"do_sample": False, "temperature": 0.6}}},
+            "validation.generating_args.do_sample: changes nothing here, as in ROLL; temperature 0 is greedy",
+        ),
+        (
+            {
+                "train_env_manager": {"tags": ["Lake"], "num_env_groups": 1},
+                "custom_envs": {"Lake": {"env_type": "frozen_lake"}},
+                "rollout_batch_size": 1,
+            },
+            "actor_train: says nothing of training; ROLL only plays such a file, which `headway eval` does",
+        ),
+    ],
+)
+def test_what_only_roll_has_gets_a_line(given: dict[str, Any], line: str) -> None:
+    assert any(note.startswith(line) for note in load_config({"rpc_timeout": 1, **given}).notes)
+
+
+def test_estimators_that_skip_observations_are_ours() -> None:
+    names = {"skip_obs_gae": "gae", "agentic_reinforce": "reinforce"}
+    for theirs, ours in names.items():
+        assert load_config({"rpc_timeout": 1, "adv_estimator": theirs}).config.adv_estimator == ours
+    assert "agentic_reinforce" in only_problem({"rpc_timeout": 1, "adv_estimator": "agentic_reinforce", "gamma": 0.9})
 
 
 def test_names_with_dots_are_translated() -> None:

@@ -383,6 +383,22 @@ def test_the_critic_learns_what_to_expect() -> None:
     asyncio.run(scenario())
 
 
+def test_the_critic_learns_alone_while_it_warms_up() -> None:
+    async def scenario() -> None:
+        advantages = AdvantageSettings(adv_estimator="gae", norm_mean_type="none", norm_std_type="none")
+        slow = replace(FAST, schedule="linear", max_steps=4, first_step=2)
+        made = trainer(settings(advantages=advantages, critic=FAST, optimizer=slow, critic_warmup=2))
+        assert made.learner.critic is not None
+        start, values = digest(made), [one.clone() for one in made.learner.critic.parameters()]
+        metrics = [dict(await made.train(batch(step))) for step in range(2)]
+        assert made.version == 2 and digest(made) == start and all(one["value_loss"] > 0 for one in metrics)
+        assert any(not torch.equal(*pair) for pair in zip(values, made.learner.critic.parameters(), strict=True))
+        assert dict(await made.train(batch(2)))["learning_rate"] == FAST.learning_rate
+        assert digest(made) != start
+
+    asyncio.run(scenario())
+
+
 def test_scorers_say_what_is_wrong() -> None:
     async def scenario() -> None:
         made, group = trainer(), batch(0).groups[0]

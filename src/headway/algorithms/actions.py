@@ -49,6 +49,9 @@ class Actions:
     """Reward of the action's sample before any normalisation. Read by `topr`."""
     entropy_N: Tensor | None = None
     """Entropy of the policy at the action, with gradient where it has a coefficient."""
+    turn_N: Tensor | None = None
+    """The turn that each action belongs to: a number below `turns`. Read by the mismatch correction."""
+    turns: int = 0
 
     def cleaned(self) -> Actions:
         """Return a copy with zeros where the mask is off, constants detached and at least float32 throughout."""
@@ -66,7 +69,7 @@ class Actions:
 
 
 _WITH_GRADIENT = frozenset({"logp_N", "entropy_N"})
-_NOT_VALUES = frozenset({"mask_N", "sequence_N"})
+_NOT_VALUES = frozenset({"mask_N", "sequence_N", "turn_N"})
 
 
 def _zero_masked(x_N: Tensor, mask_N: Tensor, dtype: torch.dtype) -> Tensor:

@@ -80,6 +80,8 @@ class RewardBatch:
     """Turns, for `step_reinforce` and `gigpo`."""
     greedy_S: Tensor | None = None
     """Samples whose answers are greedy, for `remax`."""
+    domain_S: Tensor | None = None
+    """Number of the domain of each sample; None: all have the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +98,7 @@ class AdvantageSettings:
     step_reward_weight: float = 1.0
     reward_clip: float | None = None
     whiten_advantages: bool = False
+    whiten_by_domain: bool = False
     advantage_clip: float | None = None
     kl_penalty: KlEstimator | None = None
     """KL estimator of the token penalty; None turns the penalty off."""
@@ -133,10 +136,10 @@ class EstimatorInputs:
     penalty_N: Tensor
     """coef · KL of each action; 0 without a token penalty."""
 
-    def normalise(self, x: Tensor, keep: Tensor, group: Tensor, groups: int) -> Tensor:
+    def normalise(self, x: Tensor, keep: Tensor, group: Tensor, groups: int, domain: Tensor | None) -> Tensor:
         """Normalise `x` by the configured norms and clip it."""
-        mean_type, std_type = self.settings.norm_mean_type, self.settings.norm_std_type
-        return self.clip(normalise_rewards(x, keep, group, groups, mean_type=mean_type, std_type=std_type))
+        types = {"mean_type": self.settings.norm_mean_type, "std_type": self.settings.norm_std_type}
+        return self.clip(normalise_rewards(x, keep, group, groups, domain_S=domain, **types))
 
     def clip(self, x: Tensor) -> Tensor:
         """Clip `x` to ± `reward_clip`."""
@@ -146,7 +149,7 @@ class EstimatorInputs:
     def normalised_rewards(self) -> Tensor:
         """Return the rewards of samples, normalised and clipped, [S]."""
         batch = self.batch
-        return self.normalise(batch.reward_S, self.keep_S, batch.group_S, batch.groups)
+        return self.normalise(batch.reward_S, self.keep_S, batch.group_S, batch.groups, batch.domain_S)
 
     def sample_rows(self) -> RowLayout:
         """Return the layout with one row for the trained actions of each sample."""
@@ -224,7 +227,8 @@ def step_reinforce(inputs: EstimatorInputs) -> Tensor:
     steps, batch = _require_steps(inputs), inputs.batch
     return_K = compute_step_returns(steps, inputs.settings.step_reward_gamma)
     keep_K, group_K = inputs.keep_S[steps.sample_K], batch.group_S[steps.sample_K]
-    return _spread_over_steps(inputs, steps, inputs.normalise(return_K, keep_K, group_K, batch.groups))
+    domain_K = None if batch.domain_S is None else batch.domain_S[steps.sample_K]
+    return _spread_over_steps(inputs, steps, inputs.normalise(return_K, keep_K, group_K, batch.groups, domain_K))
 
 
 def gigpo(inputs: EstimatorInputs) -> Tensor:
@@ -277,12 +281,22 @@ def estimate_advantages(batch: RewardBatch, settings: AdvantageSettings, *, kl_c
     estimate = Estimate(advantage_N=found) if isinstance(found, Tensor) else found
     advantage_N = torch.where(inputs.mask_N, estimate.advantage_N, torch.zeros_like(estimate.advantage_N))
     if settings.whiten_advantages:
-        advantage_N = whiten_over_actions(advantage_N, inputs.mask_N)
+        advantage_N = _whiten(advantage_N, inputs)
     if settings.advantage_clip is not None:
         advantage_N = advantage_N.clamp(-settings.advantage_clip, settings.advantage_clip)
     dtype = torch.promote_types(batch.reward_S.dtype, torch.float32)
     return_N = None if estimate.return_N is None else estimate.return_N.to(dtype)
     return Advantages(advantage_N=advantage_N.to(dtype), mask_N=inputs.mask_N, return_N=return_N, kl=kl)
+
+
+def _whiten(advantage_N: Tensor, inputs: EstimatorInputs) -> Tensor:
+    """Whiten advantages over the batch, or over each of its domains."""
+    domain_S = inputs.batch.domain_S
+    if not inputs.settings.whiten_by_domain or domain_S is None:
+        return whiten_over_actions(advantage_N, inputs.mask_N)
+    domain_N = domain_S[inputs.batch.sequence_N]
+    masks = [inputs.mask_N & (domain_N == domain) for domain in domain_S.unique()]
+    return torch.stack([whiten_over_actions(advantage_N, mask_N) for mask_N in masks]).sum(0)
 
 
 def _prepare_inputs(batch: RewardBatch, settings: AdvantageSettings, kl_coef: float) -> tuple[EstimatorInputs, float]:
@@ -316,6 +330,7 @@ def make_advantage_settings(resolved: ResolvedConfig) -> AdvantageSettings:
         step_reward_weight=config.step_reward_weight,
         reward_clip=config.reward_clip,
         whiten_advantages=config.whiten_advantages,
+        whiten_by_domain=config.whiten_by_domain,
         advantage_clip=config.advantage_clip,
         kl_penalty=config.kl_penalty if config.add_token_level_kl else None,
     )

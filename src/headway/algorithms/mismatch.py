@@ -1,38 +1,46 @@
 """Correction of the mismatch between trainer and engine, whose probabilities differ even with the same weights.
 
 The correction multiplies any policy loss by the weight min(exp(ℓ_p − ℓ_b), C), and drops actions or sequences whose
-exp(ℓ_p − ℓ_b) leaves [low, high]. Both are constants for the gradient. Filters work one after the other: a filter of
-sequences reads the actions that the filters before it kept. A dropped action leaves the numerator only; denominators
-stay those of the batch (`actions.py`), so dropping many actions makes the step smaller and never noisier.
+exp(ℓ_p − ℓ_b), or exp(ℓ_p) − exp(ℓ_b), leaves [low, high]. Both are constants for the gradient. Filters work one after
+the other: a filter of sequences reads the actions that the filters before it kept. A dropped action leaves the
+numerator only; denominators stay those of the batch (`actions.py`), so dropping many actions makes the step smaller
+and never noisier.
 
-The levels of sequences need whole sequences. Legend: N packed actions, S sequences.
+The levels of sequences and turns need whole sequences. Legend: N packed actions, S sequences.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from headway.algorithms.packed_sequences import RatioLevel, importance_ratio_at
+from headway.algorithms.packed_sequences import RatioLevel, importance_ratio_at, mean_by_sequence, sum_by_sequence
 from headway.config import TrainInferCorrectionConfig
+from headway.errors import InvariantBroken
+
+MismatchLevel = RatioLevel | Literal["segment"]
+"""Levels of ratios, and turns with the geometric mean of their actions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportanceWeightSettings:
     """The truncated importance weight."""
 
-    level: RatioLevel = "token"
+    level: MismatchLevel = "token"
     upper_bound: float = 1.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RatioFilterSettings:
-    """One mask: ratios inside [low, high] stay."""
+    """One mask: ratios inside [low, high] stay, if the differences of probabilities are in their range too."""
 
-    level: RatioLevel = "token"
+    level: MismatchLevel = "token"
     low: float = 0.8
     high: float = 1.2
+    difference_low: float | None = None
+    difference_high: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +73,13 @@ def make_mismatch_correction(config: TrainInferCorrectionConfig) -> MismatchCorr
         if weight.enabled
         else None,
         filters=tuple(
-            RatioFilterSettings(level=one.agg_type, low=one.ratio_low, high=one.ratio_high)
+            RatioFilterSettings(
+                level=one.agg_type,
+                low=one.ratio_low,
+                high=one.ratio_high,
+                difference_low=one.diff_low,
+                difference_high=one.diff_high,
+            )
             for one in config.filters
             if one.enabled
         ),
@@ -79,9 +93,12 @@ def importance_weight(
     sequence_N: Tensor,
     sequences: int,
     params: ImportanceWeightSettings,
+    turn_N: Tensor | None = None,
+    turns: int = 0,
 ) -> Tensor:
     """Return min(exp(ℓ_p − ℓ_b), C) at the configured level, without gradient."""
-    ratio_N = importance_ratio_at(params.level, proximal_N, behaviour_N, mask_N, sequence_N, sequences)
+    level, part_N, parts = _choose_parts(params.level, sequence_N, sequences, turn_N, turns)
+    ratio_N = importance_ratio_at(level, proximal_N, behaviour_N, mask_N, part_N, parts)
     return ratio_N.detach().clamp(max=params.upper_bound)
 
 
@@ -92,11 +109,39 @@ def filter_mask(
     sequence_N: Tensor,
     sequences: int,
     filters: Sequence[RatioFilterSettings],
+    turn_N: Tensor | None = None,
+    turns: int = 0,
 ) -> Tensor:
     """Return `mask_N` without what the filters drop."""
     kept_N = mask_N
     with torch.no_grad():
         for one in filters:
-            ratio_N = importance_ratio_at(one.level, proximal_N, behaviour_N, kept_N, sequence_N, sequences)
-            kept_N = kept_N & (ratio_N >= one.low) & (ratio_N <= one.high)
+            level, part_N, parts = _choose_parts(one.level, sequence_N, sequences, turn_N, turns)
+            ratio_N = importance_ratio_at(level, proximal_N, behaviour_N, kept_N, part_N, parts)
+            inside_N = (ratio_N >= one.low) & (ratio_N <= one.high)
+            if one.difference_low is not None or one.difference_high is not None:
+                difference_N = _aggregate(proximal_N.exp() - behaviour_N.exp(), level, kept_N, part_N, parts)
+                inside_N &= difference_N >= (float("-inf") if one.difference_low is None else one.difference_low)
+                inside_N &= difference_N <= (float("inf") if one.difference_high is None else one.difference_high)
+            kept_N = kept_N & inside_N
     return kept_N
+
+
+def _choose_parts(
+    level: MismatchLevel, sequence_N: Tensor, sequences: int, turn_N: Tensor | None, turns: int
+) -> tuple[RatioLevel, Tensor, int]:
+    """Return the level, and the parts that it is computed for: turns or sequences."""
+    if level != "segment":
+        return level, sequence_N, sequences
+    if turn_N is None:
+        raise InvariantBroken("a correction of turns reads turn_N, and the trainer gave none")
+    return "geometric", turn_N, turns
+
+
+def _aggregate(x_N: Tensor, level: RatioLevel, mask_N: Tensor, part_N: Tensor, parts: int) -> Tensor:
+    """Return `x_N` itself, or the mean (`geometric`) or sum (`sequence`) over the masked actions of each part."""
+    if level == "token":
+        return x_N
+    if level == "geometric":
+        return mean_by_sequence(x_N, mask_N, part_N, parts)[part_N]
+    return sum_by_sequence(torch.where(mask_N, x_N, torch.zeros_like(x_N)), part_N, parts)[part_N]

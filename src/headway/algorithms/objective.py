@@ -185,8 +185,9 @@ class PolicyObjective:
             return ones_N, x.mask_N
         proximal_N = require_input(x.proximal_N, "proximal_N", "train_infer_correction")
         inputs = (proximal_N, x.behaviour_N, x.mask_N, x.sequence_N, x.sequences)
-        weight_N = ones_N if self.mismatch.weight is None else importance_weight(*inputs, self.mismatch.weight)
-        return weight_N, filter_mask(*inputs, self.mismatch.filters)
+        turns, weight = (x.turn_N, x.turns), self.mismatch.weight
+        weight_N = ones_N if weight is None else importance_weight(*inputs, weight, *turns)
+        return weight_N, filter_mask(*inputs, self.mismatch.filters, *turns)
 
     def _kl(self, x: Actions, weight_N: Tensor) -> Tensor:
         if self.kl_coef is None:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from headway.algorithms.packed_sequences import sum_by_sequence
 
-NormType = Literal["group", "batch", "none"]
+NormType = Literal["group", "batch", "domain", "none"]
 
 STD_EPSILON = 1e-6
 """Added to the standard deviation of rewards."""
@@ -58,11 +58,15 @@ def normalise_rewards(
     *,
     mean_type: NormType,
     std_type: NormType,
+    domain_S: Tensor | None = None,
     epsilon: float = STD_EPSILON,
 ) -> Tensor:
-    """Return (x − mean)/(std + ε), each over the group, the batch or not at all; [S] in float64."""
+    """Return (x − mean)/(std + ε), each over the group, the domain, the batch or not at all; [S] in float64."""
     wide_S = x_S.double()
-    sets: dict[NormType, tuple[Tensor, int]] = {"group": (group_S, groups), "batch": (torch.zeros_like(group_S), 1)}
+    one_S = torch.zeros_like(group_S)
+    sets: dict[NormType, tuple[Tensor, int]] = {"group": (group_S, groups), "batch": (one_S, 1), "domain": (one_S, 1)}
+    if domain_S is not None and domain_S.numel():
+        sets["domain"] = domain_S, int(domain_S.max()) + 1
     if mean_type != "none":
         set_S, count = sets[mean_type]
         wide_S = wide_S - compute_group_statistics(x_S, keep_S, set_S, count).mean_G[set_S]

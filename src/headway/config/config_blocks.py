@@ -119,8 +119,8 @@ class ImportanceWeightConfig:
 
     enabled: bool = False
     """Multiply the loss by it."""
-    weight_type: Literal["token", "sequence", "geometric"] = "token"
-    """Per action, per sample (product), or per sample (geometric mean)."""
+    weight_type: Literal["token", "segment", "sequence", "geometric"] = "token"
+    """Per action, per turn (geometric mean), per sample (product), or per sample (geometric mean)."""
     upper_bound: Positive = 1.2
     """Where the weight is cut off."""
 
@@ -131,12 +131,16 @@ class RatioFilterConfig:
 
     enabled: bool = True
     """Apply this filter."""
-    agg_type: Literal["token", "sequence", "geometric"] = "token"
-    """Drop single actions, or whole samples by product or geometric mean."""
+    agg_type: Literal["token", "segment", "sequence", "geometric"] = "token"
+    """Drop single actions, turns by geometric mean, or whole samples by product or geometric mean."""
     ratio_low: Real = 0.8
     """Smallest exp(ℓ_p − ℓ_b) kept."""
     ratio_high: Positive = 1.2
     """Largest exp(ℓ_p − ℓ_b) kept."""
+    diff_low: Signed | None = None
+    """Smallest exp(ℓ_p) − exp(ℓ_b) kept; its mean for turns and `geometric`, its sum for `sequence`. null: any."""
+    diff_high: Signed | None = None
+    """Largest exp(ℓ_p) − exp(ℓ_b) kept. null: any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -53,6 +53,9 @@ def _note_idle_options(draft: ConfigDraft, derived: DerivedConfig) -> None:
             f"adv_estimator: {config.adv_estimator} gives every turn the reward of its episode; gigpo and "
             "step_reinforce compare turns"
         )
+    if config.critic_warmup and not derived.needs_critic:
+        reason = f"{config.adv_estimator} has no critic"
+        draft.notes.append(f"critic_warmup: changes nothing with adv_estimator: {config.adv_estimator}; {reason}")
     if draft.given(key) and not derived.needs_critic:
         draft.notes.append(f"{key}: changes nothing with adv_estimator: {config.adv_estimator}, which has no critic")
     elif draft.given(key) and set(derived.devices["critic"]) & set(derived.devices["actor_train"]):
@@ -221,6 +224,9 @@ def _check_algorithm(draft: ConfigDraft) -> None:
         if ratio.ratio_low > ratio.ratio_high:
             key = f"train_infer_correction.filters[{index}].ratio_low"
             draft.problems.append(ConfigError(f"> ratio_high {ratio.ratio_high:g}", key=key, value=ratio.ratio_low))
+        if ratio.diff_low is not None and ratio.diff_high is not None and ratio.diff_low > ratio.diff_high:
+            key = f"train_infer_correction.filters[{index}].diff_low"
+            draft.problems.append(ConfigError(f"> diff_high {ratio.diff_high:g}", key=key, value=ratio.diff_low))
     trained = config.actor_train.model_args
     if trained.quantization is not None and trained.lora_rank is None:
         draft.refuse("actor_train.model_args.quantization", "weights in 4 bits are not trained", "with lora_rank")

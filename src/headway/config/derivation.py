@@ -34,7 +34,7 @@ _DEFAULT_ADDITIONAL_PROMPTS = 16
 _ROLES = ("actor_train", "actor_infer", "reference", "critic")
 _POLICY = "actor_train.model_args.model_name_or_path"
 _ANSWERS = "actor_infer.generating_args.num_return_sequences"
-NormScope = Literal["group", "batch", "none"]
+NormScope = Literal["group", "batch", "domain", "none"]
 
 
 def derive_config(draft: ConfigDraft, mini_batch: ConfigEntry | None) -> DerivedConfig:

@@ -22,6 +22,9 @@ _OPEN_SECTIONS = frozenset(
     | {"override_transformer_config", "override_optimizer_config"}
 )
 """Sections of settings for kernels, memory and parallelism, of which back ends have hundreds."""
+_BATCH_KEYS = tuple(
+    f"actor_train.training_args.{name}" for name in ("per_device_train_batch_size", "gradient_accumulation_steps")
+)
 _POLICY_ROOTS = frozenset({"pretrain", "actor_train", "actor_infer", "validation"})
 _OTHER_PIPELINES = {
     "sft_train": "supervised fine-tuning",
@@ -65,6 +68,14 @@ def find_other_pipeline(entries: ConfigEntries) -> ConfigError | None:
         if key in roots:
             problem = f"{key}: this is a configuration for {pipeline}, which Headway does not offer"
             return ConfigError(f"{problem} [{roots[key].origin}]", hint="it trains with rewards: RLVR, agents, images")
+    strategy = entries.get(("actor_train", "strategy_args", "strategy_name"))
+    if strategy is not None and "diffusion" in str(strategy.value):
+        problem = f"asks for ROLL's own pipeline of pictures and video, which is not read here [{strategy.origin}]"
+        key, hint = (
+            "actor_train.strategy_args.strategy_name",
+            "images: docs/denoising.md; GeRL's command lines are read",
+        )
+        return ConfigError(problem, key=key, value=strategy.value, hint=hint)
     return None
 
 
@@ -90,6 +101,10 @@ def apply_dialect_defaults(entries: ConfigEntries, dialect: str, notes: list[str
     clip = values.get("pg_clip", 0.2)
     if dialect == "roll" and isinstance(clip, int | float):
         defaults["dual_clip_c"] = 1.0 + 2.0 * clip
+    if dialect == "roll" and _only_plays(entries):
+        for key in _BATCH_KEYS:  # there is no trainer whose samples the batch would have to fit
+            defaults.pop(key, None)
+        notes.append("actor_train: says nothing of training; ROLL only plays such a file, which `headway eval` does")
     if dialect != "gerl" and values.get("pg_variant", "ppo") == "ppo":
         notes.append(
             "pg_variant: the ratio is taken against the log-probabilities of the engine, which drew the samples; "
@@ -108,6 +123,13 @@ def apply_dialect_defaults(entries: ConfigEntries, dialect: str, notes: list[str
         if key not in values and value is not None
     }
     return {**entries, **more}
+
+
+def _only_plays(entries: ConfigEntries) -> bool:
+    """Return whether a file of agents names neither devices nor options of training."""
+    sections = {path[1] for path in entries if path[0] == "actor_train" and len(path) > 1}
+    agents = any(path[0] == "train_env_manager" for path in entries)
+    return agents and sections.isdisjoint({"device_mapping", "training_args", "strategy_args"})
 
 
 def set_unknown_keys_aside(entries: ConfigEntries, notes: list[str]) -> ConfigEntries:

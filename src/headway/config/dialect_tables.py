@@ -79,6 +79,7 @@ _REWRITES: Mapping[str, Rewrite] = {
     "negative_is_zero": _replace_negative(0),
     "negative_is_null": _replace_negative(None),
     "negative_is_unset": _replace_negative(UNSET),
+    "steps_before": lambda value: max(value - 1, 0) if isinstance(value, int) else value,
     "minus_one_is_zero": lambda value: 0 if value == -1 else value,
     "kl_estimator": _rename_value({"kl": "k1", "mse": "k2", "low_var_kl": "k3", "k3+": "k3"}, strict=False),
     "dtype": _rename_value(

@@ -66,9 +66,9 @@ class DerivedConfig:
     """Back end used, by role."""
     filter_zero_variance: bool
     """`filter_zero_variance`, but never for groups of one."""
-    norm_mean_type: Literal["group", "batch", "none"]
+    norm_mean_type: Literal["group", "batch", "domain", "none"]
     """What rewards are centred on."""
-    norm_std_type: Literal["group", "batch", "none"]
+    norm_std_type: Literal["group", "batch", "domain", "none"]
     """What rewards are scaled by."""
     pg_clip_low: float
     """ε below 1."""

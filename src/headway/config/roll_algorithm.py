@@ -13,6 +13,7 @@ _MODEL = "actor_train.model_args"
 _SAMPLING = {"temperature": 0.95, "top_p": 0.7, "top_k": 50}
 _LORA_RANK = 8
 _MAX_STEPS = 500
+_ANY_RATIO = 1e9
 
 
 def translate_roll_algorithm(entries: ConfigEntries, notes: list[str], problems: list[ConfigError]) -> ConfigEntries:
@@ -24,9 +25,12 @@ def translate_roll_algorithm(entries: ConfigEntries, notes: list[str], problems:
     _translate_sampling(given)
     for role in ("actor_train", "critic"):
         _translate_warmup(given, role)
+    _translate_estimator(given)
     if given.take("importance_sampling") == "seq":
         given.give("pg_variant", "gspo", "importance_sampling: seq")
     _choose_normalization(given)
+    _separate_domains(given)
+    _set_tracker_aside(given)
     _translate_topr(given)
     _translate_steps(given)
     _translate_shared_devices(given)
@@ -63,21 +67,28 @@ def _translate_filters(given: ForeignEntries) -> None:
         return
     rows = [{"enabled": False, **row} if isinstance(row, dict) else row for row in entry.value]
     del given.entries[key]
-    given.give(".".join(key), [_translate_filter(row, given) for row in rows], f"{'.'.join(key)} ({entry.origin})")
+    given.give(".".join(key), [_translate_filter(row) for row in rows], f"{'.'.join(key)} ({entry.origin})")
 
 
-def _translate_filter(row: Any, given: ForeignEntries) -> Any:
+def _translate_filter(row: Any) -> Any:
+    """Give a mask its ranges; one that is not enabled is as wide as ratios and probabilities can be."""
     if not isinstance(row, dict):
         return row
-    known = {name: value for name, value in row.items() if not name.startswith("diff_") and name != "ratio_enabled"}
-    if row["enabled"] is True and (row.get("diff_enabled") is True or row.get("ratio_enabled") is False):
-        problem, hint = "masks by the difference of probabilities are not offered", "ratio_low and ratio_high"
-        given.problems.append(ConfigError(problem, key="train_infer_correction.filters", value=row, hint=hint))
-    return known
+    known = {name: value for name, value in row.items() if name not in ("ratio_enabled", "diff_enabled")}
+    if row.get("ratio_enabled") is False:
+        known |= {"ratio_low": 0.0, "ratio_high": _ANY_RATIO}
+    if row.get("diff_enabled") is True:
+        return {"diff_low": -0.2, "diff_high": 0.2} | known
+    return {name: value for name, value in known.items() if not name.startswith("diff_")}
 
 
 def _translate_sampling(given: ForeignEntries) -> None:
     for role in ("actor_infer", "validation"):
+        if given.take(f"{role}.generating_args.do_sample") is False and given.get(
+            f"{role}.generating_args.temperature"
+        ):
+            note = f"changes nothing here, as in {_NAME}; temperature 0 is greedy"
+            given.notes.append(f"{role}.generating_args.do_sample: {note}")
         if given.has_below(f"{role}.generating_args"):
             for name, value in _SAMPLING.items():
                 given.give_default(f"{role}.generating_args.{name}", value, _NAME)
@@ -96,14 +107,50 @@ def _translate_warmup(given: ForeignEntries, role: str) -> None:
         given.give(f"{base}.warmup_unit", "training_steps", f"{base}.warmup_ratio")
 
 
+def _translate_estimator(given: ForeignEntries) -> None:
+    """Give estimators that differ from ours in nothing their names here."""
+    name, undiscounted = given.get("adv_estimator"), given.get("gamma") in (None, 1)
+    ours = {"skip_obs_gae": "gae", "agentic_reinforce": "reinforce" if undiscounted else None}.get(str(name))
+    if ours is not None:
+        given.take("adv_estimator")
+        given.give("adv_estimator", ours, f"adv_estimator: {name}")
+
+
 def _choose_normalization(given: ForeignEntries) -> None:
     """Normalize rewards only where ROLL does: within groups for grpo without agents, else if a key asks for it."""
     agentic, estimator = given.has_below("train_env_manager"), given.get("adv_estimator") or "gae"
     if estimator not in ("gae", "reinforce", "grpo") or (estimator == "grpo" and not agentic):
         return
-    if given.get("reward_normalization.method") is None:
-        for key in ("norm_mean_type", "norm_std_type"):
+    if given.get("reward_normalization.method") is not None or given.get("reward_norm") is not None:
+        return
+    for key in ("norm_mean_type", "norm_std_type"):
+        if given.get(f"reward_normalization.{key}") is None:
             given.give_default(key, "none", _NAME)
+
+
+def _separate_domains(given: ForeignEntries) -> None:
+    """Normalize rewards and whiten advantages within each reward's samples, where there are several rewards."""
+    names = {path[1] for path in given.entries if path[0] == "rewards" and len(path) > 2}
+    if len(names) < 2 or given.has_below("train_env_manager"):
+        return
+    source = f"{len(names)} rewards, each normalized by itself"
+    if given.get("reward_norm") == "batch":
+        given.take("reward_norm")
+        given.give("norm_mean_type", "batch", "reward_norm"), given.give("norm_std_type", "batch", "reward_norm")
+    for key in ("norm_mean_type", "norm_std_type"):
+        if given.get(key) == "batch":
+            given.take(key)
+            given.give(key, "domain", source)
+    if given.get("whiten_advantages") is True:
+        given.give("whiten_by_domain", True, source)
+
+
+def _set_tracker_aside(given: ForeignEntries) -> None:
+    """Leave out a tracker that is not public."""
+    if given.get("track_with") in ("ml_tracker", ["ml_tracker"]):
+        given.take("track_with")
+        note = "is no public tracker; metrics are in the run directory, and `headway report` shows them"
+        given.notes.append(f"track_with: ml_tracker {note}")
 
 
 def _translate_topr(given: ForeignEntries) -> None:

@@ -250,6 +250,8 @@ class Config:
     """Train mixtures of experts with the experts that the engine has chosen. Other models are not concerned."""
     value_clip: Positive | None = None
     """Clip of the critic's change. null: off."""
+    critic_warmup: Amount = 0
+    """Steps at the beginning in which the critic is trained alone."""
     train_infer_correction: TrainInferCorrectionConfig = field(default_factory=TrainInferCorrectionConfig)
     """Correction of the mismatch between trainer and engine, on top of `pg_variant`."""
 
@@ -284,14 +286,16 @@ class Config:
     """gigpo: weight of the episode's advantage."""
     step_reward_weight: Real = 1.0
     """gigpo: weight of the step's advantage."""
-    norm_mean_type: Literal["group", "batch", "none"] | None = None
+    norm_mean_type: Literal["group", "batch", "domain", "none"] | None = None
     """Scope of the mean that is subtracted from rewards. null: by estimator; the batch for groups of one."""
-    norm_std_type: Literal["group", "batch", "none"] | None = None
+    norm_std_type: Literal["group", "batch", "domain", "none"] | None = None
     """Scope of the standard deviation that divides rewards; `none` with grpo is Dr.GRPO. null: by estimator."""
     reward_clip: Positive | None = None
     """Rewards are clipped to ± this. null: off."""
     whiten_advantages: bool = False
     """Whiten advantages over the trained actions of the batch."""
+    whiten_by_domain: bool = False
+    """whiten_advantages: over the actions of each domain (reward or environment), not of the batch."""
     advantage_clip: Positive | None = None
     """Advantages are clipped to ± this. null: off."""
 

@@ -256,7 +256,7 @@ def _translate_normalization(given: dict[str, ConfigEntry], problems: list[Confi
     if method is None:
         return []
     grouping = given.get(_GROUPING, ConfigEntry("state", method.origin))
-    over = {"traj_group_id": "group", "state": "group", "batch": "batch", "tags": "batch"}.get(str(grouping.value))
+    over = {"traj_group_id": "group", "state": "group", "batch": "batch", "tags": "domain"}.get(str(grouping.value))
     parts = {"identity": (0, 0), "mean": (1, 0), "mean_std": (1, 1)}.get(str(method.value))
     if over is None:
         problems.append(_make_problem(_GROUPING, grouping, "one of traj_group_id, state, tags, batch"))

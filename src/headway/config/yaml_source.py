@@ -26,6 +26,7 @@ from headway.errors import ConfigError
 
 _MOST_BYTES, _MOST_VALUES, _DEEPEST = 1 << 18, 10_000, 60
 _INCLUDES = ("defaults",)
+_DEEPSPEED_FILE = re.compile(r"(?:^|/)(?P<name>deepspeed_zero(?P<stage>[123])?(?P<offload>_cpuoffload)?)(?:\.yaml)?$")
 
 
 class WrittenInt(int):
@@ -242,6 +243,8 @@ def _include(
     directories = [path.parent, *(including[0].parent for _ in including[:1]), *_search_path(path, entries)]
     candidates = [directory / f"{name.lstrip('/').removesuffix('.yaml')}.yaml" for directory in directories]
     found = next((one for one in candidates if is_existing_file(one)), None)
+    if found is None and (shipped := _DEEPSPEED_FILE.search(name)) is not None:
+        return _make_deepspeed_entries(*shipped.group("name", "stage", "offload"))
     if found is None:
         problem = f"no such file: {candidates[0]} [{listed.origin}]"
         problems.append(ConfigError(problem, key="defaults", value=item, hint="paths count from the file itself"))
@@ -250,6 +253,17 @@ def _include(
     group = tuple(name.lstrip("/").split("/")[:-1]) if not name.startswith(".") else ()
     prefix = () if package in ("_here_", "_global_") else tuple(package.split(".")) if package else group
     return {(*prefix, *key): replace(entry, included=True) for key, entry in part.items()}
+
+
+def _make_deepspeed_entries(name: str, stage: str | None, offload: str | None) -> ConfigEntries:
+    """Return what a file of DeepSpeed's settings says, which comes with ROLL and that examples list without need."""
+    values: dict[tuple[str, ...], Any] = {("stage",): int(stage or 0)}
+    if offload is not None:
+        values["offload_optimizer", "device"] = "cpu"
+    origin = f"{name}.yaml, which comes with ROLL"
+    return {
+        (name, "zero_optimization", *key): ConfigEntry(value, origin, included=True) for key, value in values.items()
+    }
 
 
 def _search_path(path: Path, entries: ConfigEntries) -> list[Path]:

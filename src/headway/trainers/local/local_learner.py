@@ -149,6 +149,7 @@ class LocalLearner(StepLearner):
             value_N=tokens.value_N,
             steps=tokens.steps,
             greedy_S=tokens.greedy_S,
+            domain_S=tokens.domain_S,
         )
         if tokens.weight_S is not None:  # every policy loss is proportional to the advantage
             weighted_N = advantages.advantage_N * tokens.weight_S[tokens.sequence_N]

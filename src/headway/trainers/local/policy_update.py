@@ -124,9 +124,13 @@ def update_policy(
     gate: CommitGate,
 ) -> UpdateReport:
     """Do all optimizer steps of one batch, or none."""
-    update = _Update(state, batch, advantages, settings, gate)
+    update = _Update(state, batch, advantages, settings, gate, version >= settings.critic_warmup)
     mini_batches = list(iterate_mini_batches(batch.rows, settings))
-    apply_optimizer_steps(state.optimizers, mini_batches, update.accumulate_gradients, update.report, version, gate)
+    optimizers = state.optimizers if update.trains_policy else state.optimizers[1:]
+    if optimizers:
+        apply_optimizer_steps(optimizers, mini_batches, update.accumulate_gradients, update.report, version, gate)
+    else:
+        gate.commit()
     update.report.all_reduce(state.ranks)
     return update.report
 
@@ -140,6 +144,8 @@ class _Update:
     _advantages: Advantages
     _settings: LocalSettings
     _gate: CommitGate
+    trains_policy: bool = True
+    """Whether the critic has had its steps alone."""
     report: UpdateReport = field(default_factory=UpdateReport)
 
     def accumulate_gradients(self, rows: Sequence[TokenRow]) -> None:
@@ -150,7 +156,7 @@ class _Update:
         skips = self._settings.objective.skips_zero_advantages
         trained = _select_rows(rows, mask_N & (advantage_N != 0)) if skips else unmasked
         self.report.skipped |= {row.first for row in rows} - {row.first for row in trained}
-        for pack in self._state.ranks.make_packs(trained, self._settings):
+        for pack in self._state.ranks.make_packs(trained, self._settings) if self.trains_policy else ():
             self._gate.check()
             self._backward_policy(pack, totals)
         if self._state.critic is not None:
@@ -176,6 +182,8 @@ class _Update:
             proximal_N=select(batch.proximal_N),
             reference_N=select(batch.reference_N),
             reward_N=None if batch.reward_S is None else batch.reward_S[batch.sequence_N[at]],
+            turn_N=batch.steps.step_N[at],
+            turns=batch.steps.sample_K.numel(),
             entropy_N=logps.entropy_N if objective.entropy_coef else logps.entropy_N.detach(),
         )
         result = objective(actions, totals)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import cos, pi
 from typing import Literal
 
@@ -31,6 +31,8 @@ class OptimizerSettings:
     warmup_steps: int = 0
     max_steps: int = 1
     """Step at which `linear` and `cosine` reach zero."""
+    first_step: int = 0
+    """Step at which the schedule begins."""
     offload: bool = False
     """Keep moments and masters in host memory and move them to the device for each step."""
     eight_bit: bool = False
@@ -40,6 +42,7 @@ class OptimizerSettings:
 
     def rate_at(self, version: int) -> float:
         """Return the learning rate of the step that makes `version + 1`; the same after a restart."""
+        version = max(version - self.first_step, 0)
         if version < self.warmup_steps:
             return self.learning_rate * (version + 1) / self.warmup_steps
         decay_steps = self.max_steps - self.warmup_steps
@@ -75,6 +78,8 @@ class LocalSettings:
     critic_elsewhere: bool = False
     """Whether a critic in another process computes values and learns from the returns of this trainer."""
     value_clip: float | None = None
+    critic_warmup: int = 0
+    """Steps at the beginning in which the critic is trained alone."""
     selection: SampleSelection = TRAIN_EVERYTHING
     """Which samples are trained, and how much each counts."""
     temperature: float = 1.0
@@ -126,14 +131,17 @@ def make_local_settings(
     """Read the settings from a configuration. The caller chooses precision, device and threads."""
     config, derived = resolved.config, resolved.derived
     train, sampling = config.actor_train, config.actor_infer.generating_args
+    warmup = config.critic_warmup if derived.needs_critic else 0
+    optimizer = _make_optimizer_settings(train.training_args, config.max_steps, derived.optimizer_steps)
     return LocalSettings(
         objective=make_objective(resolved),
         advantages=make_advantage_settings(resolved),
-        optimizer=_make_optimizer_settings(train.training_args, config.max_steps, derived.optimizer_steps),
+        optimizer=replace(optimizer, first_step=warmup),
         critic=_make_optimizer_settings(config.critic.training_args, config.max_steps, derived.optimizer_steps)
         if derived.needs_critic
         else None,
         value_clip=config.value_clip,
+        critic_warmup=warmup,
         selection=_make_selection(config),
         temperature=sampling.temperature or 1.0,
         epochs=config.ppo_epochs,

@@ -96,6 +96,8 @@ class TokenBatch(ScoredBatch):
     reference_N: Tensor | None
     value_N: Tensor | None
     steps: TurnRewards
+    domain_S: Tensor
+    """Number of the domain of each sample."""
     weight_S: Tensor | None = None
     """How much each sample counts in the policy loss; None if all count the same."""
     by_turn: bool = False
@@ -205,6 +207,8 @@ def make_token_batch(
     lengths = torch.tensor([sample.actions for sample in samples], dtype=torch.long)
     sequence_N = torch.arange(len(samples)).repeat_interleave(lengths)
     trained_S, weights = torch.tensor(selection.select(groups), dtype=torch.bool), selection.weigh(samples)
+    domains = [sample.episode.task.domain for sample in samples]
+    numbers = {domain: number for number, domain in enumerate(dict.fromkeys(domains))}
     scores = [sample.score.value for sample in samples if sample.score is not None]
     return TokenBatch(
         rows=rows,
@@ -219,6 +223,7 @@ def make_token_batch(
         unscored=tuple(row for row, scored in zip(rows, current, strict=True) if not scored),
         reference_N=packed(lambda sample: sample.ref_logps, "reference log-probabilities"),
         value_N=packed(lambda sample: sample.values, "values"),
+        domain_S=torch.tensor([numbers[domain] for domain in domains], dtype=torch.long, device=device),
         steps=_make_turn_rewards(samples, [row.group for row in rows], dtype, device),
         mask_N=trained_S[sequence_N].to(device),
         by_turn=selection.by_turn,

@@ -34,7 +34,9 @@ MODEL := $(VENV)/.model
 DOCS := $(VENV)/.docs
 VLLM := .venv-vllm
 VLLM_READY := $(VLLM)/.ready
-# What is imported is compiled then: to compile all that is installed takes a minute.
+# What is imported is compiled then: to compile all that is installed takes a minute. Where the compiled code may not be
+# kept, as in many containers, every process would compile PyTorch and transformers again: six seconds each.
+unexport PYTHONDONTWRITEBYTECODE
 QUICKLY := --quiet --disable-pip-version-check --no-compile
 BENCHES ?= control_plane engine_cpu trainer_cpu growth
 DEMO ?= runs/demo-$(shell date +%Y%m%d-%H%M%S)

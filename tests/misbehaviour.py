@@ -80,6 +80,17 @@ def do_fork() -> float:
     return 1.0
 
 
+def do_orphans() -> None:
+    """Take memory in a process that has left this one."""
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            do_memory()
+        os._exit(0)
+    os.wait()
+    time.sleep(3600)
+
+
 def do_print() -> None:
     line = "x" * 65536
     while True:

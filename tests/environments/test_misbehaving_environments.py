@@ -32,6 +32,7 @@ COMPLAINTS = {
     "keyboard_interrupt": "KeyboardInterrupt",
     "segfault": "its worker process .* was killed by SIGSEGV in do_segfault at .*misbehaviour.py:\\d+",
     "memory": "its worker process .* was killed because it used more than 300 MB of memory",
+    "orphans": "its worker process .* was killed because it used more than 300 MB of memory",
     "print": "its worker process .* was killed because it printed more than 16 MB",
     "close_files": "its worker process .* ended",
     "kill_group": "its worker process .* was killed",

@@ -335,3 +335,27 @@ def test_a_watched_program_and_all_that_it_has_started_end_when_they_are_told_to
         assert await asyncio.to_thread(gone_within, int(note.read_text()), 5.0)
 
     run(scenario())
+
+
+LEAVES_PROCESSES = """
+import os, subprocess, time
+from headway.processes.parent_watchdog import adopt_orphans, kill_children, measure_contained
+
+adopt_orphans()
+inner = os.fork()
+if not inner:
+    for leave in ("sleep 600", "sleep 600 & sleep 600", "sleep 600 & exit", "exit"):
+        subprocess.Popen(["sh", "-c", f"({leave}) & exit"]).wait()
+    time.sleep(600)
+deadline = time.monotonic() + 60
+while measure_contained(inner)[1] != 4 and time.monotonic() < deadline:
+    time.sleep(0.01)
+used, count = measure_contained(inner)
+print(count, used > 1 << 20, len(kill_children()))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="orphans are adopted on Linux only")
+def test_processes_that_have_left_a_contained_child_are_counted_and_ended_ones_forgotten() -> None:
+    done = subprocess.run([sys.executable, "-c", LEAVES_PROCESSES], capture_output=True, text=True, check=False)
+    assert done.stdout.split()[:2] == ["4", "True"] and int(done.stdout.split()[2]) >= 4, (done.stdout, done.stderr)

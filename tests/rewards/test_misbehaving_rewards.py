@@ -42,6 +42,7 @@ COMPLAINTS = {
     "stop_iteration": "raised .*StopIteration",
     "segfault": "its worker .* was killed by SIGSEGV in do_segfault at .*misbehaviour.py:\\d+",
     "memory": "its worker .* was killed because it used more than 300 MB of memory",
+    "orphans": "its worker .* was killed because it used more than 300 MB of memory",
     "print": "its worker .* was killed because it printed more than 16 MB",
     "close_files": "its worker .* ended because its files were closed|its worker .* ended with exit code 1",
     "kill_group": "its worker .* was killed",

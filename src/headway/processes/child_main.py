@@ -28,15 +28,17 @@ from typing import Any, NoReturn
 from headway.errors import ConfigError, HeadwayError
 from headway.processes.parent_watchdog import (
     MEMORY_LIMIT_CODE,
+    MOST_PROCESSES,
+    PROCESS_LIMIT_CODE,
     SIGNAL_BASE,
     adopt_orphans,
     die_with_parent,
     kill_children,
-    measure_tree_memory,
+    measure_contained,
 )
 from headway.processes.peer_messages import MessageProtocol, encode_error
 
-_MEMORY_CHECK_MS = 200
+_LIMIT_CHECK_MS = 200
 SendNote = Callable[[Any], None]
 """Sends a note to the parent. May be called from the event loop's thread only."""
 
@@ -149,11 +151,13 @@ def _contain(descriptor: int, memory_mb: int) -> None:
     poll = select.poll()
     poll.register(descriptor, select.POLLRDHUP)
     poll.register(os.pidfd_open(inner), select.POLLIN)
-    is_over_limit = False
-    while not is_over_limit and not poll.poll(_MEMORY_CHECK_MS if memory_mb else None):
-        is_over_limit = measure_tree_memory(inner) > memory_mb << 20
+    over_limit = 0
+    while not over_limit and not poll.poll(_LIMIT_CHECK_MS):
+        used, count = measure_contained(inner)
+        over_limit = MEMORY_LIMIT_CODE if 0 < memory_mb << 20 < used else over_limit
+        over_limit = PROCESS_LIMIT_CODE if count > MOST_PROCESSES else over_limit
     code = kill_children().get(inner, 0)
-    os._exit(MEMORY_LIMIT_CODE if is_over_limit else code if code >= 0 else SIGNAL_BASE - code)
+    os._exit(over_limit or (code if code >= 0 else SIGNAL_BASE - code))
 
 
 def _volunteer_for_oom_killer() -> None:

@@ -28,7 +28,7 @@ from headway.codec import encode
 from headway.errors import ConfigError
 from headway.processes import parent_watchdog
 from headway.processes.base import ChildSpec
-from headway.processes.parent_watchdog import MEMORY_LIMIT_CODE, SIGNAL_BASE
+from headway.processes.parent_watchdog import MEMORY_LIMIT_CODE, MOST_PROCESSES, PROCESS_LIMIT_CODE, SIGNAL_BASE
 from headway.processes.peer_messages import CallingPeer, MessageProtocol
 from headway.processes.process_output import ProcessOutput
 from headway.processes.worker_guard import FILES_CLOSED_CODE
@@ -158,6 +158,8 @@ class ChildProcess(CallingPeer):
             how = "ended because its files were closed"
         elif self.spec.memory_mb and code == MEMORY_LIMIT_CODE:
             how = f"was killed because it used more than {self.spec.memory_mb:,} MB of memory"
+        elif self.spec.contained and code == PROCESS_LIMIT_CODE:
+            how = f"was killed because it left more than {MOST_PROCESSES:,} processes at work"
         self._finish(f"process {self.pid}", how)
 
 

@@ -30,6 +30,10 @@ SIGNAL_BASE = 128
 """A watchdog exits with this plus the signal that ended its command, as a shell does."""
 MEMORY_LIMIT_CODE = 97
 """Exit code of a contained child that used more memory than it may."""
+PROCESS_LIMIT_CODE = 98
+"""Exit code of a contained child that left more processes at work than it may."""
+MOST_PROCESSES = 1000
+"""Processes that may be below a contained child; more would in time leave the machine without any."""
 
 
 def die_with_parent(parent: int) -> bool:
@@ -55,18 +59,26 @@ def list_children() -> list[int]:
     return found
 
 
-def measure_tree_memory(pid: int) -> int:
-    """Return the bytes of memory of a process and of all processes below it. Pages that these share count once."""
-    total, todo = 0, _list_children_of(pid)
+def measure_contained(inner: int) -> tuple[int, int]:
+    """Return the bytes of memory of a child and of all processes below it or adopted from it, and how many these are.
+
+    Pages that they share count once. Adopted processes that have ended are forgotten.
+    """
+    total, count, todo = 0, 0, _list_children_of(inner)
     with suppress(OSError, ValueError, IndexError):
-        total = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_BYTES
+        total = int(Path(f"/proc/{inner}/statm").read_text().split()[1]) * _PAGE_BYTES
+    for adopted in _list_children_of(os.getpid()):
+        with suppress(ChildProcessError):
+            if adopted != inner and not os.waitpid(adopted, os.WNOHANG)[0]:
+                todo.append(adopted)
     while todo:
         below = todo.pop()
         todo += _list_children_of(below)
+        count += 1
         with suppress(OSError, ValueError, IndexError):
             lines = Path(f"/proc/{below}/smaps_rollup").read_text().splitlines()
             total += sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))
-    return total
+    return total, count
 
 
 def _list_children_of(pid: int) -> list[int]:

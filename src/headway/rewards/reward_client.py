@@ -103,7 +103,8 @@ def _read_answer(response: Any, limit: int, deadline_s: float) -> bytes:
         payload += part
         if time.monotonic() > deadline_s:
             raise TimeoutError(f"the answer had not ended in time, after {len(payload)} bytes")
-    if len(payload) < limit and getattr(response, "length", 0):
+    missing = getattr(response, "length", None)
+    if len(payload) < limit and missing:
         raise OSError(f"the connection ended after {len(payload)} bytes of an answer")
     return payload[:limit]
 

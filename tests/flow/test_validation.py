@@ -16,8 +16,11 @@ from headway.config.simulation_config import (
     SimulatedTrainerConfig,
 )
 from headway.flow.training_flow import AsyncTrainingFlow
+from headway.flow.validation_flow import keep_one_version
 from headway.monitor.event_log import LoggedEvent
+from headway.rollout.sample_evaluation import EvaluatedSample
 from headway.sim.simulated_run import Scenario
+from headway.types import Episode, FinishReason, Generation, Score, Task, Turn, VersionRun
 from tests.flow.factory import Played, audit, make_costs, make_engine_cost, make_scenario, play_through
 from tests.flow.scenarios import live, random_scenario
 from tests.flow.witness import Witness
@@ -123,6 +126,18 @@ def test_a_crash_under_validation_is_survived_and_its_samples_count(tmp_path: Pa
     assert played.summary.finished
     assert [(end.data["trained"], end.data["samples"]) for _, end in windows(played)] == [(2, 6), (4, 6), (6, 6)]
     assert windows(played)[0][0].time_s < at_s < windows(played)[0][1].time_s
+
+
+def test_an_answer_of_another_version_is_a_failure_and_no_part_of_a_score() -> None:
+    def answer(*versions: int) -> tuple[Episode, Score]:
+        runs = tuple(VersionRun(version=version, count=1) for version in versions)
+        made = Generation(actions=[1] * len(runs), logps=[0.0] * len(runs), runs=runs, finish=FinishReason.STOP)
+        turn = Turn(observation=[], generation=made)
+        return Episode(sample_id="v4.0", task=Task(position=0), turns=(turn,)), Score(value=1.0)
+
+    sample = EvaluatedSample(task=Task(position=0), answers=(answer(4, 4), answer(4, 5)), failures=("late",))
+    (kept,) = keep_one_version([sample], 4)
+    assert len(kept.answers) == 1 and len(kept.failures) == 2
 
 
 def test_a_validation_whose_version_is_lost_begins_anew_with_the_version_that_is_served_then(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def make_model(directory: Path, args: argparse.Namespace) -> Path:
     from headway.models.tiny_model import make_character_tokenizer
 
     tokenizer = make_character_tokenizer()
-    vocabulary = 1000 if args.shape == "tiny" else 151_936
+    vocabulary = getattr(args, "vocabulary", 0) or (1000 if args.shape == "tiny" else 151_936)
     ends = [tokenizer.eos_token_id]
     if args.mean_length:
         ends += range(vocabulary - round(vocabulary / args.mean_length), vocabulary)

@@ -8,8 +8,8 @@
 flip). The trainer's bytes lie on the card: the server opens them by CUDA IPC, over HTTP through vLLM's own weight
 transfer, in an engine's process through our extension of its workers; or they go through files.
 
-**train** Each run is the same configuration. The process of the engine, or of the server, is killed in the middle; the
-ledger is audited afterwards: no sample may be lost or be there twice. Rewards are drawn by lot.
+**train** Each run is the same configuration: a random model whose vocabulary are characters learns to write digits. Its
+engine, or server, is killed in the middle; the ledger is audited afterwards: no sample may be lost or be there twice.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from benchmarks.end_to_end import SHAPES, machine, make_model
 from benchmarks.virtual_node import measure_spans
 
 from headway.config import load_config
+from headway.engines.servers.server_process import ServerHandle
 from headway.launch.training_session import open_run_directory, prepare_run, run_training
 from headway.ledger import Ledger
 from headway.monitor.event_log import LoggedEvent
@@ -46,6 +48,23 @@ WAYS: dict[str, dict[str, Any]] = {
     "vllm over HTTP": {f"{STRATEGY}.strategy_name": "vllm", f"{STRATEGY}.strategy_config.launch": True},
     "sglang over HTTP": {f"{STRATEGY}.strategy_name": "sglang", f"{STRATEGY}.strategy_config.launch": True},
 }
+
+
+SERVER_ARGS: dict[str, dict[str, Any]] = {
+    "vllm": {"enforce-eager": True},
+    "sglang": {  # its share is of what is free, and others take memory meanwhile: the tokens are the limit
+        "disable-cuda-graph": True,
+        "attention-backend": "triton",
+        "sampling-backend": "pytorch",
+        "max-total-tokens": 131072,
+    },
+}
+"""Options of servers that start sooner, and need no kernels that are compiled at the start."""
+
+
+def share_of_digits(text: str, task_data: Mapping[str, Any]) -> float:
+    """A reward that any model can learn: the share of digits in an answer."""
+    return sum(letter.isdigit() for letter in text) / max(len(text), 1)
 
 
 def make_words(args: argparse.Namespace, way: str, model: Path, run_dir: Path) -> dict[str, Any]:
@@ -70,15 +89,15 @@ def make_words(args: argparse.Namespace, way: str, model: Path, run_dir: Path) -
         "reliability.restart_backoff_s": 0.1,
         "weight_transfer.transport": args.transport,
         "actor_train.model_args.disable_gradient_checkpointing": True,
-        "actor_train.training_args.learning_rate": 1e-6,
-        "actor_train.training_args.per_device_train_batch_size": args.prompts * 8,
+        "actor_train.training_args.learning_rate": args.learning_rate,
+        "actor_train.training_args.per_device_train_batch_size": 16,
         "actor_train.data_args.file_name": "addition",
-        "rewards.addition.reward_fn": f"{Path(__file__).parent / 'end_to_end.py'}:lot",
-        f"{STRATEGY}.strategy_config.gpu_memory_utilization": 0.3,
+        "rewards.addition.reward_fn": f"{Path(__file__)}:share_of_digits",
+        f"{STRATEGY}.strategy_config.gpu_memory_utilization": 0.5 if way.startswith("sglang") else args.share,
         **WAYS[way],
     }
     if way != "native":
-        options = {"enforce-eager": True} if args.eager else {}
+        options = dict(SERVER_ARGS[way.split()[0]]) if args.eager else {}
         options |= {"load-format": args.load_format} if getattr(args, "load_format", "") else {}
         words[f"{STRATEGY}.strategy_config.server_args"] = options
         if args.python:
@@ -148,6 +167,7 @@ def train(args: argparse.Namespace, way: str, model: Path, scratch: Path) -> dic
         "samples_per_s": args.prompts * 8 / statistics.median(gaps) if gaps else 0.0,
         "spans_s": measure_spans(events),
         "reward": [event.data.get("train/reward_mean") for event in ends],
+        "entropy": [event.data.get("train/entropy") for event in ends],
         "ratio": [(data["train/ratio_mean"], data["train/ratio_max"]) for data in fresh if "train/ratio_mean" in data],
         "errors": [f"{event.who}: {event.data.get('message', '')}"[:300] for event in events if event.kind == "error"][
             :8
@@ -206,7 +226,7 @@ def make_engine(args: argparse.Namespace, way: str, kind: str, model: Path, scra
         threads=2,
         logs=logs,
         transport=TransportPlan(kind=kind),  # type: ignore[arg-type]
-        cache_bytes=8 << 30,
+        cache_bytes=2 << 30,
     )
     return (make_in_process_engines if way == "vllm" else make_server_engines)(options)[0]
 
@@ -266,54 +286,59 @@ def time_calls() -> None:
 
 
 async def measure_updates(args: argparse.Namespace, model: Path, scratch: Path) -> list[dict[str, Any]]:
-    """Start both vLLMs together, then measure one way after the other."""
-    from headway.engines.servers.server_process import ServerHandle
+    """Start all servers together, then measure one way after the other; each in the order in which they come up."""
     from headway.weights.device_memory import DeviceArena, IpcArena, make_shareable_memory
     from headway.weights.weight_store import SharedArena, WeightStore
 
     time_calls()
-    served = make_engine(args, "vllm over HTTP", "cuda_ipc", model, scratch)
-    files = make_engine(args, "vllm over HTTP", "shared_memory", model, scratch)
-    inside = make_engine(args, "vllm", "cuda_ipc", model, scratch)
+    tensors = await asyncio.to_thread(make_tensors, model, args.device)
+    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    memory, begin = make_shareable_memory(args.device), time.perf_counter()
     rows: list[dict[str, Any]] = []
-    begin = time.perf_counter()
+    turn = asyncio.Lock()
 
-    async def start(engine: Any) -> Any:
-        await engine.start()
-        print(f"{engine.name} started in {time.perf_counter() - begin:.0f} s", flush=True)
-        return engine
+    async def measure_way(way: str, first: int) -> None:
+        inside = way == "vllm"
+        engine = make_engine(args, way, "cuda_ipc", model, scratch)
+        ways = [("CUDA IPC", engine, IpcArena(memory) if inside else DeviceArena(args.device))]
+        if inside:
+            ways.append(("host memory", engine, SharedArena()))
+        try:
+            await engine.start()
+            print(f"{way} started in {time.perf_counter() - begin:.0f} s", flush=True)
+            if not inside:  # another way into the same server
+                files = make_engine(args, way, "shared_memory", model, scratch)
+                files._server = ServerHandle(engine._server.url)
+                ways.append(("files", files, SharedArena()))
+            for number, (how, chosen, arena) in enumerate(ways):
+                store = WeightStore(bucket_mb=512.0, wire_dtype=None, arena=arena)
+                async with turn:
+                    row = await try_updates(args, chosen, store, tensors, first + 100 * number)
+                rows.append({"how": f"{way}, {how}", "bytes": size, **row})
+                print(json.dumps(rows[-1]), flush=True)
+                if args.out:
+                    args.out.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1), encoding="utf-8")
+        except Exception as error:
+            print(f"{way}: {type(error).__name__}: {error}"[:3000], flush=True)
+        finally:
+            await engine.close()
 
-    starts = {engine: asyncio.create_task(start(engine)) for engine in (served, inside)}
-    try:
-        tensors = await asyncio.to_thread(make_tensors, model, args.device)
-        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-        memory = make_shareable_memory(args.device)
-        ways: list[tuple[str, Any, Any]] = [
-            ("in the engine's process, CUDA IPC", inside, IpcArena(memory)),
-            ("over HTTP, CUDA IPC", served, DeviceArena(args.device)),
-            ("in the engine's process, host memory", inside, SharedArena()),
-            ("over HTTP, files", files, SharedArena()),
-        ]
-        for number, (how, engine, arena) in enumerate(ways):
-            store = WeightStore(bucket_mb=512.0, wire_dtype=None, arena=arena)
-            try:
-                await starts[served if engine is files else engine]
-                files._server = ServerHandle(served._server.url)  # another way into the same server
-                row = await measure_engine(engine, store, tensors, 100 * number, args.times)
-            except Exception as error:
-                row = {"error": f"{type(error).__name__}: {error}"[:2000]}
-            rows.append({"how": how, "bytes": size, **row})
-            print(json.dumps(rows[-1]), flush=True)
-            if args.out:
-                args.out.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1), encoding="utf-8")
-    finally:
-        await asyncio.gather(*(engine.close() for engine in (files, served, inside)), return_exceptions=True)
+    await asyncio.gather(*(measure_way(way, 1000 * number) for number, way in enumerate(args.ways) if way != "native"))
     return rows
+
+
+async def try_updates(args: argparse.Namespace, engine: Any, store: Any, tensors: Any, first: int) -> dict[str, Any]:
+    """Measure one way, or return why that was not possible."""
+    try:
+        async with asyncio.timeout(args.limit_s):
+            return await measure_engine(engine, store, tensors, first, args.times)
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {error}"[:2000]}
 
 
 def show_updates(rows: list[dict[str, Any]]) -> None:
     """Print one table."""
-    table = Table("vLLM", "GB", "update ms", "of that, nobody generates, ms", title=machine())
+    table = Table("engine", "GB", "update ms", "of that, nobody generates, ms", title=machine())
     for row in rows:
         if "error" in row:
             table.add_row(row["how"], "", row["error"][:60])
@@ -365,11 +390,15 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=["native", "vllm", "vllm over HTTP"])
     parser.add_argument("--times", type=int, default=5)
+    parser.add_argument("--limit-s", type=float, default=120.0, help="of all updates of one way")
+    parser.add_argument("--share", type=float, default=0.1, help="of the card's memory for each engine")
+    parser.add_argument("--learning-rate", type=float, default=3e-5)
+    parser.add_argument("--vocabulary", type=int, default=128)
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--length", type=int, default=128)
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--transport", default="auto", help="cuda_ipc: servers open the trainer's memory")
-    parser.add_argument("--python", default="", help="interpreter that has vLLM; empty: this one")
+    parser.add_argument("--transport", default="auto", help="shared_memory: servers load files")
+    parser.add_argument("--python", default="", help="interpreter that has vLLM or SGLang; empty: this one")
     parser.add_argument("--eager", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--kill", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--out", type=Path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from headway.launch.transports import TransportPlan
 pytest.importorskip("aiohttp")
 
 from headway.engines.servers.sglang_dialect import SglangDialect
+from headway.engines.servers.vllm_dialect import _WORKER_PATH as WORKER_PATH
 from headway.engines.servers.vllm_dialect import VllmDialect
 
 URL = "http://127.0.0.1:8000"
@@ -114,7 +116,8 @@ def test_memory_of_the_trainer_is_opened_only_by_servers_on_its_gpus() -> None:
         "trainer": ComponentPlace(name="trainer", devices=(0,), cards=(0,)),
         "engine/0": ComponentPlace(name="engine/0", devices=(0,), cards=(0,)),
     }
-    check_shared_gpu_memory(given(launch=True), places)
+    by_ipc = {"weight_transfer.transport": "cuda_ipc", "processes": True}
+    check_shared_gpu_memory(given(launch=True, top=by_ipc), places)
     with pytest.raises(ConfigError, match="loads files"):
         check_shared_gpu_memory(
             given(launch=True, tensor_model_parallel_size=2, top={"actor_infer.device_mapping": [0, 1]}), places
@@ -133,6 +136,23 @@ def test_memory_of_the_trainer_is_opened_only_by_servers_on_its_gpus() -> None:
     )
     line, environment = make_server_command(on_card, VllmDialect(launched=True), 0, 9)
     assert '{"backend": "ipc"}' in line and environment["VLLM_ALLOW_INSECURE_SERIALIZATION"] == "1"
+    assert "headway_ipc_worker.IpcExtension" in line
+
+
+def test_a_worker_of_vllm_imports_its_ipc_back_end_where_ray_is_not_installed(tmp_path: Path) -> None:
+    backend = tmp_path / "vllm" / "distributed" / "weight_transfer" / "ipc_engine.py"
+    backend.parent.mkdir(parents=True)
+    backend.write_text("import ray\nray_file = getattr(ray, '__file__', None)\n")
+    code = (
+        "import sys, headway_ipc_worker, vllm.distributed.weight_transfer.ipc_engine as backend;"
+        "print(backend.ray_file, 'ray' in sys.modules, headway_ipc_worker.IpcExtension.headway_load.__name__)"
+    )
+    command, path = [sys.executable, "-S", "-c", code], os.pathsep.join([str(tmp_path), str(WORKER_PATH)])
+    said = subprocess.run(command, env={"PYTHONPATH": path}, capture_output=True, text=True, check=True).stdout
+    assert said.split() == ["None", "False", "headway_load"]
+    (tmp_path / "ray.py").touch()
+    said = subprocess.run(command, env={"PYTHONPATH": path}, capture_output=True, text=True, check=True).stdout
+    assert said.split() == [str(tmp_path / "ray.py"), "True", "headway_load"]
 
 
 def test_fewer_bits_are_noted_and_adapters_beside_the_policy_are_refused() -> None:

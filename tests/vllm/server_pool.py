@@ -1,4 +1,6 @@
-"""Real vLLM servers, started as a run starts them and kept while engines come and go.
+"""Real servers of vLLM, started as a run starts them and kept while engines come and go.
+
+With `HEADWAY_SERVER=sglang` they are SGLang's: the contracts and what tokens must be are the same.
 
 A server takes half a minute to come up, so that engines of many tests are made over the same one; it is started when
 it is first needed, and again when it has ended. Everything here runs on one event loop, which is the servers' too.
@@ -17,17 +19,30 @@ from typing import Any
 
 from headway.config import load_config
 from headway.engines.base import Progress, Request
+from headway.engines.servers.server_dialect import ServerDialect
 from headway.engines.servers.server_engine import ServerEngine
 from headway.engines.servers.server_process import LaunchedServer, ReportEnd, ServerSettings
+from headway.engines.servers.sglang_dialect import SglangDialect
 from headway.engines.servers.vllm_dialect import VllmDialect
 from headway.launch.inference_servers import ServerOptions, make_server_command
+from headway.launch.transports import TransportPlan
 from headway.models.tiny_model import make_character_tokenizer
 from headway.types import FinishReason
 from headway.weights.device_memory import make_shareable_memory
 from tests.engines.factory import counting_model, make_model
 
 PYTHON = os.environ["HEADWAY_VLLM"]
-"""Interpreter of an environment that has vLLM."""
+"""Interpreter of an environment that has vLLM or SGLang."""
+SERVER = os.environ.get("HEADWAY_SERVER", "vllm")
+SERVER_ARGS: dict[str, Any] = {
+    "vllm": {"enforce-eager": True},
+    "sglang": {
+        "disable-cuda-graph": True,
+        "attention-backend": "triton",
+        "sampling-backend": "pytorch",
+        "max-total-tokens": 32768,
+    },
+}[SERVER]
 DEVICE: Any = os.environ.get("HEADWAY_VLLM_DEVICE", "cpu")
 """With `cuda` the same tests run on a GPU, and weights reach the servers by CUDA IPC."""
 SIZE = 2048
@@ -43,7 +58,8 @@ SHAPE: dict[str, Any] = {
 }
 SETTINGS = ServerSettings(slots=8, context_tokens=SIZE, drain_s=5.0)
 BASE = "actor_infer.strategy_args"
-SMALL = {f"{BASE}.strategy_config.gpu_memory_utilization": 0.05, "actor_infer.model_args.dtype": "fp32"}
+SHARE = 0.05 if SERVER == "vllm" else 0.5
+SMALL = {f"{BASE}.strategy_config.gpu_memory_utilization": SHARE, "actor_infer.model_args.dtype": "fp32"}
 """Several of them are on one GPU, and compute as the tests do."""
 
 
@@ -102,10 +118,10 @@ def servers(model: Path, logs: Path | None = None, **args: Any) -> ServerOptions
         "pretrain": str(model),
         "prompt_length": 56,
         "response_length": SIZE - 56,
-        f"{BASE}.strategy_name": "vllm",
+        f"{BASE}.strategy_name": SERVER,
         f"{BASE}.strategy_config.launch": True,
         f"{BASE}.strategy_config.server_python": PYTHON,
-        f"{BASE}.strategy_config.server_args": {"enforce-eager": True, **args},
+        f"{BASE}.strategy_config.server_args": {**SERVER_ARGS, **args},
         **SMALL,
     }
     return ServerOptions(
@@ -117,14 +133,17 @@ def servers(model: Path, logs: Path | None = None, **args: Any) -> ServerOptions
         slots=SETTINGS.slots,
         threads=2,
         logs=logs,
+        transport=TransportPlan(kind="shared_memory" if DEVICE == "cpu" else "cuda_ipc"),
     )
 
 
 def owned(name: str, model: Path, log: Path | None = None, **args: Any) -> LaunchedServer:
     """A server of our own, not yet started."""
-    return LaunchedServer(
-        name, partial(make_server_command, servers(model, **args), VllmDialect(launched=True), 0), log=log
-    )
+    return LaunchedServer(name, partial(make_server_command, servers(model, **args), make_dialect(), 0), log=log)
+
+
+def make_dialect() -> ServerDialect:
+    return VllmDialect(launched=True) if SERVER == "vllm" else SglangDialect()
 
 
 class ServerPool:
@@ -165,7 +184,7 @@ class ServerPool:
             "memory": None if DEVICE == "cpu" else make_shareable_memory(DEVICE),
             **options,
         }
-        engine = WatchedServerEngine(name, self.kept[name], VllmDialect(launched=True), SETTINGS, **chosen)
+        engine = WatchedServerEngine(name, self.kept[name], make_dialect(), SETTINGS, **chosen)
         self.engines.append(engine)
         return engine
 

@@ -305,7 +305,7 @@ _WITHIN_MACHINE = ("shared_memory", "cuda_ipc")
 _TRANSFER = "weight_transfer"
 _TRANSPORT_OPTIONS = {"directory": "disk", "address": "broadcast", "backend": "broadcast", "timeout_s": "broadcast"}
 """Options that one transport alone reads."""
-_SERVER_TRANSPORTS = ("auto", "shared_memory", "disk")
+_SERVER_TRANSPORTS = ("auto", "shared_memory", "disk", "cuda_ipc", "broadcast")
 
 
 def _check_cluster(draft: ConfigDraft, derived: DerivedConfig) -> None:
@@ -341,7 +341,7 @@ def _check_transfer(draft: ConfigDraft, derived: DerivedConfig) -> None:
         draft.refuse(f"{_TRANSFER}.delta", f"{why}: nothing travels that could be left out", "false")
     if derived.strategies.get("actor_infer") in SERVER_STRATEGIES:
         if transfer.transport not in _SERVER_TRANSPORTS:
-            problem = "servers are given directories to load"
+            problem = "does not reach vLLM or SGLang"
             draft.refuse(f"{_TRANSFER}.transport", problem, f"one of {', '.join(_SERVER_TRANSPORTS)}")
         if transfer.delta:
             draft.refuse(f"{_TRANSFER}.delta", "servers load whole directories", "false")

@@ -32,6 +32,7 @@ from headway.weights.shared_version import VersionBuffer
 from headway.weights.weight_layout import compute_layout
 
 _WORKER_PATH = Path(__file__).parents[1] / "vllm" / "worker_path"
+_EXTENSION, _IPC_EXTENSION = "headway_worker.WeightReloadExtension", "headway_ipc_worker.IpcExtension"
 _PACKED_AT_INIT = (0, 28)
 """First version in which the init of a transfer says that tensors are packed, and which has labels of its own."""
 _DISCARD = 2
@@ -155,7 +156,7 @@ class VllmDialect:
             **make_vllm_options(launch),
             "host": "127.0.0.1",
             "port": launch.port,
-            "worker_extension_cls": "headway_worker.WeightReloadExtension",
+            "worker_extension_cls": _IPC_EXTENSION if launch.shares_memory else _EXTENSION,
             "weight_transfer_config": '{"backend": "ipc"}' if launch.shares_memory else None,
             **launch.extra_arguments(),
         }

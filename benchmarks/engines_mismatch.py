@@ -78,6 +78,13 @@ async def draw(engine: Any, store: WeightStore, args: argparse.Namespace) -> dic
     async for bucket in buckets:
         await engine.receiver.load(bucket)
     await engine.receiver.flip()
+    found = await draw_samples(engine, args)
+    await engine.close()
+    return found
+
+
+async def draw_samples(engine: Any, args: argparse.Namespace) -> dict[str, list[tuple[Request, Progress]]]:
+    """Draw every sample of every way of sampling."""
     found: dict[str, list[tuple[Request, Progress]]] = {}
     for name, changes in SAMPLINGS.items():
         params = SamplingParams(max_new_tokens=args.tokens, **changes)  # type: ignore[arg-type]
@@ -88,7 +95,6 @@ async def draw(engine: Any, store: WeightStore, args: argparse.Namespace) -> dic
             pairs.append((request, Progress()))
         await asyncio.gather(*(engine.generate(request, progress) for request, progress in pairs))
         found[name] = pairs
-    await engine.close()
     return found
 
 

@@ -1,15 +1,11 @@
-"""vLLM and SGLang beside our own engine on one card: what an update costs, and whole runs that lose their server.
+"""vLLM and SGLang beside our own engine on one card: whole runs that lose their engine.
 
-    python benchmarks/server_engines.py updates --out updates.json      # a version of the 0.5B shape (1 GB), 5 times
-    python benchmarks/server_engines.py train --out train.json          # 20 steps with each engine, each killed once
-    python benchmarks/server_engines.py train --shape tiny --device cpu --prompts 4 --length 8 --steps 6 --python PYTHON
+    python benchmarks/server_engines.py --out train.json                # 20 steps with each engine, each killed once
+    python benchmarks/server_engines.py --shape tiny --device cpu --prompts 4 --length 8 --steps 6 --python PYTHON
 
-**updates** The time from the first bucket until the server serves, and of this the part in which nobody generates (the
-flip). The trainer's bytes lie on the card: the server opens them by CUDA IPC, over HTTP through vLLM's own weight
-transfer, in an engine's process through our extension of its workers; or they go through files.
-
-**train** Each run is the same configuration: a random model whose vocabulary are characters learns to write digits. Its
-engine, or server, is killed in the middle; the ledger is audited afterwards: no sample may be lost or be there twice.
+Each run is the same configuration: a random model whose vocabulary are characters learns to write digits. Its engine or
+server, is killed in the middle; the ledger is audited afterwards: no sample may be lost or be there twice.
+What an update costs, and more about one server: `benchmarks/one_server.py`.
 """
 
 from __future__ import annotations
@@ -36,7 +32,6 @@ from benchmarks.end_to_end import SHAPES, machine, make_model
 from benchmarks.virtual_node import measure_spans
 
 from headway.config import load_config
-from headway.engines.servers.server_process import ServerHandle
 from headway.launch.training_session import open_run_directory, prepare_run, run_training
 from headway.ledger import Ledger
 from headway.monitor.event_log import LoggedEvent
@@ -98,7 +93,6 @@ def make_words(args: argparse.Namespace, way: str, model: Path, run_dir: Path) -
     }
     if way != "native":
         options = dict(SERVER_ARGS[way.split()[0]]) if args.eager else {}
-        options |= {"load-format": args.load_format} if getattr(args, "load_format", "") else {}
         words[f"{STRATEGY}.strategy_config.server_args"] = options
         if args.python:
             words[f"{STRATEGY}.strategy_config.server_python"] = args.python
@@ -106,10 +100,10 @@ def make_words(args: argparse.Namespace, way: str, model: Path, run_dir: Path) -
 
 
 class Killer:
-    """Kills the engine, or its server, after a third of the steps."""
+    """Kills the engine, or its server, after some steps."""
 
-    def __init__(self, logs: Path, steps: int) -> None:
-        self._logs, self._step = logs, max(steps // 3, 1)
+    def __init__(self, logs: Path, step: int) -> None:
+        self._logs, self._step = logs, step
         self.killed: list[str] = []
         self.back_s = 0.0
         self._at = 0.0
@@ -137,6 +131,17 @@ class Killer:
                 return
 
 
+def print_step(event: LoggedEvent) -> None:
+    """Print what matters as it happens, for runs that are cut off."""
+    if event.kind == "step.end":
+        shown = {key: event.data.get(f"train/{key}") for key in ("reward", "entropy", "ratio_mean", "lag_max")}
+        print(f"step {event.data['trained']} at {event.time_s:.1f} s: {json.dumps(shown)}", flush=True)
+    elif event.kind in ("up", "down", "error"):
+        print(
+            f"{event.kind} {event.who} at {event.time_s:.1f} s: {str(event.data.get('message', ''))[:300]}", flush=True
+        )
+
+
 def train(args: argparse.Namespace, way: str, model: Path, scratch: Path) -> dict[str, Any]:
     """Train once, and return what was measured and what the ledger says."""
     run_dir = scratch / way.replace(" ", "-")
@@ -144,8 +149,8 @@ def train(args: argparse.Namespace, way: str, model: Path, scratch: Path) -> dic
     prepared = prepare_run(load_config(None, make_words(args, way, model, run_dir)))
     events: list[LoggedEvent] = []
     with open_run_directory(prepared) as directory:
-        killer = Killer(directory.path / "logs", args.steps)
-        sinks = [events.append, *([killer] if args.kill else [])]
+        killer = Killer(directory.path / "logs", args.kill_step)
+        sinks = [events.append, print_step, *([killer] if args.kill else [])]
         summary = asyncio.run(run_training(prepared, directory, sinks=sinks))
     ends = [event for event in events if event.kind == "step.end"]
     gaps = [later.time_s - earlier.time_s for earlier, later in pairwise(ends)]
@@ -166,7 +171,7 @@ def train(args: argparse.Namespace, way: str, model: Path, scratch: Path) -> dic
         "step_s": statistics.median(gaps) if gaps else 0.0,
         "samples_per_s": args.prompts * 8 / statistics.median(gaps) if gaps else 0.0,
         "spans_s": measure_spans(events),
-        "reward": [event.data.get("train/reward_mean") for event in ends],
+        "reward": [event.data["reward"] for event in ends],
         "entropy": [event.data.get("train/entropy") for event in ends],
         "ratio": [(data["train/ratio_mean"], data["train/ratio_max"]) for data in fresh if "train/ratio_mean" in data],
         "errors": [f"{event.who}: {event.data.get('message', '')}"[:300] for event in events if event.kind == "error"][
@@ -176,7 +181,7 @@ def train(args: argparse.Namespace, way: str, model: Path, scratch: Path) -> dic
     }
 
 
-# -- updates
+# -- engines without a run
 
 
 async def update_times(engine: Any, store: Any, version: int) -> tuple[float, float]:
@@ -232,10 +237,8 @@ def make_engine(args: argparse.Namespace, way: str, kind: str, model: Path, scra
 
 
 def make_empty_model(directory: Path, args: argparse.Namespace) -> Path:
-    """Write what vLLM starts from without weights, only with their names: the first version brings them."""
-    import torch
-    from safetensors.torch import save_file
-    from transformers import AutoModelForCausalLM, Qwen2Config
+    """Write the files of a model without its weights."""
+    from transformers import Qwen2Config
 
     from headway.models.tiny_model import make_character_tokenizer
 
@@ -252,100 +255,18 @@ def make_empty_model(directory: Path, args: argparse.Namespace) -> Path:
     )
     config.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
-    with torch.device("meta"):
-        names = [name for name, _ in AutoModelForCausalLM.from_config(config).named_parameters()]
-    save_file({name: torch.empty(0) for name in names}, directory / "model.safetensors")
     return directory
 
 
-def make_tensors(model: Path, device: str) -> dict[str, Any]:
-    """Make random weights of the model on the device."""
+def make_random_model(directory: Path, device: str) -> Any:
+    """Make a model with random weights on the device, in the trainer's precision."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    torch.manual_seed(0)
     with torch.device(device):
-        made = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model), dtype=dtype)
-    return dict(made.named_parameters())
-
-
-def time_calls() -> None:
-    """Print how long each call of a server takes."""
-    from headway.engines.servers.http_client import HttpClient
-
-    post = HttpClient.post
-
-    async def timed(self: HttpClient, path: str, *args: Any, **options: Any) -> Any:
-        begin = time.perf_counter()
-        try:
-            return await post(self, path, *args, **options)
-        finally:
-            print(f"  {path}: {(time.perf_counter() - begin) * 1e3:.0f} ms", flush=True)
-
-    HttpClient.post = timed  # type: ignore[method-assign]
-
-
-async def measure_updates(args: argparse.Namespace, model: Path, scratch: Path) -> list[dict[str, Any]]:
-    """Start all servers together, then measure one way after the other; each in the order in which they come up."""
-    from headway.weights.device_memory import DeviceArena, IpcArena, make_shareable_memory
-    from headway.weights.weight_store import SharedArena, WeightStore
-
-    time_calls()
-    tensors = await asyncio.to_thread(make_tensors, model, args.device)
-    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-    memory, begin = make_shareable_memory(args.device), time.perf_counter()
-    rows: list[dict[str, Any]] = []
-    turn = asyncio.Lock()
-
-    async def measure_way(way: str, first: int) -> None:
-        inside = way == "vllm"
-        engine = make_engine(args, way, "cuda_ipc", model, scratch)
-        ways = [("CUDA IPC", engine, IpcArena(memory) if inside else DeviceArena(args.device))]
-        if inside:
-            ways.append(("host memory", engine, SharedArena()))
-        try:
-            await engine.start()
-            print(f"{way} started in {time.perf_counter() - begin:.0f} s", flush=True)
-            if not inside:  # another way into the same server
-                files = make_engine(args, way, "shared_memory", model, scratch)
-                files._server = ServerHandle(engine._server.url)
-                ways.append(("files", files, SharedArena()))
-            for number, (how, chosen, arena) in enumerate(ways):
-                store = WeightStore(bucket_mb=512.0, wire_dtype=None, arena=arena)
-                async with turn:
-                    row = await try_updates(args, chosen, store, tensors, first + 100 * number)
-                rows.append({"how": f"{way}, {how}", "bytes": size, **row})
-                print(json.dumps(rows[-1]), flush=True)
-                if args.out:
-                    args.out.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1), encoding="utf-8")
-        except Exception as error:
-            print(f"{way}: {type(error).__name__}: {error}"[:3000], flush=True)
-        finally:
-            await engine.close()
-
-    await asyncio.gather(*(measure_way(way, 1000 * number) for number, way in enumerate(args.ways) if way != "native"))
-    return rows
-
-
-async def try_updates(args: argparse.Namespace, engine: Any, store: Any, tensors: Any, first: int) -> dict[str, Any]:
-    """Measure one way, or return why that was not possible."""
-    try:
-        async with asyncio.timeout(args.limit_s):
-            return await measure_engine(engine, store, tensors, first, args.times)
-    except Exception as error:
-        return {"error": f"{type(error).__name__}: {error}"[:2000]}
-
-
-def show_updates(rows: list[dict[str, Any]]) -> None:
-    """Print one table."""
-    table = Table("engine", "GB", "update ms", "of that, nobody generates, ms", title=machine())
-    for row in rows:
-        if "error" in row:
-            table.add_row(row["how"], "", row["error"][:60])
-            continue
-        whole, flip = (statistics.median(times) * 1e3 for times in zip(*row["update_s"], strict=True))
-        table.add_row(row["how"], f"{row['bytes'] / 1e9:.2f}", f"{whole:.0f}", f"{flip:.0f}")
-    Console(width=120).print(table)
+        return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(directory), dtype=dtype).eval()
 
 
 def show_runs(rows: list[dict[str, Any]]) -> None:
@@ -363,11 +284,6 @@ def main() -> None:
     """Run what is asked for."""
     args = parse_arguments()
     scratch = Path(tempfile.mkdtemp(prefix="headway-servers-"))
-    if args.what == "updates":
-        args.load_format = "dummy"
-        model = make_empty_model(scratch / "model", args)
-        show_updates(asyncio.run(measure_updates(args, model, scratch)))
-        return
     model = make_model(scratch / "model", args)
     rows = []
     for way in args.ways:
@@ -385,14 +301,11 @@ def main() -> None:
 def parse_arguments() -> argparse.Namespace:
     """Parse what to run."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
-    parser.add_argument("what", choices=("updates", "train"))
     parser.add_argument("--shape", choices=SHAPES, default="0.5B")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=["native", "vllm", "vllm over HTTP"])
-    parser.add_argument("--times", type=int, default=5)
-    parser.add_argument("--limit-s", type=float, default=120.0, help="of all updates of one way")
     parser.add_argument("--share", type=float, default=0.1, help="of the card's memory for each engine")
-    parser.add_argument("--learning-rate", type=float, default=3e-5)
+    parser.add_argument("--learning-rate", type=float, default=1e-4)
     parser.add_argument("--vocabulary", type=int, default=128)
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--length", type=int, default=128)
@@ -401,6 +314,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--python", default="", help="interpreter that has vLLM or SGLang; empty: this one")
     parser.add_argument("--eager", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--kill", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--kill-step", type=int, default=3, help="after which the engine or server is killed")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     args.mean_length = 0

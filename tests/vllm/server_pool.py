@@ -59,8 +59,10 @@ SHAPE: dict[str, Any] = {
 SETTINGS = ServerSettings(slots=8, context_tokens=SIZE, drain_s=5.0)
 BASE = "actor_infer.strategy_args"
 SHARE = 0.05 if SERVER == "vllm" else 0.5
-SMALL = {f"{BASE}.strategy_config.gpu_memory_utilization": SHARE, "actor_infer.model_args.dtype": "fp32"}
-"""Several of them are on one GPU, and compute as the tests do."""
+DTYPE, TOLERANCE = ("fp32", 1e-3) if DEVICE == "cpu" else ("bf16", 0.1)
+"""What servers compute in, and how far their log-probabilities may be from those in float32."""
+SMALL = {f"{BASE}.strategy_config.gpu_memory_utilization": SHARE, "actor_infer.model_args.dtype": DTYPE}
+"""Several of them are on one GPU."""
 
 
 class SharedServer:

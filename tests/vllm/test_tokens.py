@@ -14,7 +14,7 @@ from headway.engines.base import Engine, Progress, Request
 from headway.errors import EngineCrashed, TransferError
 from headway.types import FinishReason, SamplingParams
 from tests.engines import factory
-from tests.vllm.server_pool import SHAPE, ServerPool
+from tests.vllm.server_pool import SHAPE, TOLERANCE, ServerPool
 
 FLIPS, REQUESTS, LENGTH = 4, 4, 400
 
@@ -32,7 +32,7 @@ def test_log_probabilities_are_those_of_the_model_after_the_temperature(place: S
         requests = [make_request(60, (5, 9, n), str(n), temperature=temperature) for n in range(6)]
         for request, progress in zip(requests, await factory.together(engine, requests), strict=True):
             assert len(progress.actions) == 60
-            assert factory.worst(place.random, request, progress) < 1e-3
+            assert factory.worst(place.random, request, progress) < TOLERANCE
 
     place.run(scenario())
 
@@ -50,7 +50,7 @@ def test_log_probabilities_are_those_of_what_was_drawn_from(place: ServerPool) -
         chosen = torch.tensor(list(progress.actions))[:, None]
         assert (best.indices == chosen).any(dim=-1).all()
         exact = full.gather(1, chosen)[:, 0] - best.values.logsumexp(-1)
-        assert float((exact - torch.tensor(list(progress.logps))).abs().max()) < 1e-3
+        assert float((exact - torch.tensor(list(progress.logps))).abs().max()) < TOLERANCE
 
     place.run(scenario())
 

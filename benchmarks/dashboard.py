@@ -1,11 +1,12 @@
 """What the dashboard costs: opening logs of up to ten million events, its memory, and a run that is looked at.
 
-    python benchmarks/dashboard.py open [--events 100000 1000000 10000000]
+    python benchmarks/dashboard.py open [--events 100000 1000000 10000000] [--logs DIR]
+    python benchmarks/dashboard.py write --logs DIR
     python benchmarks/dashboard.py cost --model DIR [--steps 60] [--rounds 3]
 
 `open` writes logs as a run does (64 samples a step on four engines, stretches and their index), starts
-`headway dashboard`, and measures until the page is usable: in Chromium where there is one, over HTTP elsewhere. Then it
-does the same without the index. `cost` trains a tiny model with nobody looking and with a page that follows it, in
+`headway dashboard`, and measures until the page is usable: in Chromium where there is one, over HTTP elsewhere. `write` only writes
+the logs, so that `open` can be repeated with them. `cost` trains a tiny model with nobody looking and with a page that follows it, in
 turns, and compares the processor time of the training process, which does not depend on what else the machine does.
 """
 
@@ -18,7 +19,6 @@ import asyncio
 import gzip
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -142,8 +142,12 @@ async def time_page(address: str, steps: int) -> float:
         return time.monotonic() - begun_s
 
 
-def measure_open(events: int, scratch: Path) -> dict[str, float]:
-    root = scratch / str(events)
+def prepare_log(events: int, logs: Path) -> tuple[Path, dict[str, float]]:
+    """Write a log and its index where there is none yet; return its directory and what the index took."""
+    root = logs / str(events)
+    facts = root / "facts.json"
+    if facts.exists():
+        return root, json.loads(facts.read_text())
     run = root / "run"
     written = write_log(run, events)
     print(f"{written:,} events are written", file=sys.stderr, flush=True)
@@ -155,10 +159,16 @@ def measure_open(events: int, scratch: Path) -> dict[str, float]:
     found |= {"index_cpu_s": time.process_time() - cpu_s, "index_s": time.monotonic() - begun_s}
     found["index_mb"] = sum(path.stat().st_size for path in run.glob("event_index/*")) / 1e6
     found["log_mb"] = sum(path.stat().st_size for path in run.glob(f"{STRETCHES}/*")) / 1e6
-    steps = sum(len(part.steps) for part in follower.all_parts())
+    found["steps"] = sum(len(part.steps) for part in follower.all_parts())
     follower.close()
-    del follower
+    facts.write_text(json.dumps(found))
     print(f"indexed: {found}", file=sys.stderr, flush=True)
+    return root, found
+
+
+def measure_open(events: int, logs: Path) -> dict[str, float]:
+    root, found = prepare_log(events, logs)
+    steps = int(found["steps"])
     with serve(root) as (address, pid):
         begun_s, cpu_s = time.monotonic(), read_cpu_s(pid)
         while (head := ask(address, "run/curves?run=run")) and head["step"][-1:] != [steps]:  # type: ignore[index]
@@ -177,7 +187,6 @@ def measure_open(events: int, scratch: Path) -> dict[str, float]:
         with serve(root) as (address, pid):
             found["page_s"] = asyncio.run(time_page(address, steps))
             found["memory_mb"] = max(found["memory_mb"], read_memory_mb(pid))
-    shutil.rmtree(root)
     return found
 
 
@@ -233,8 +242,10 @@ def measure_cost(model: Path, steps: int, rounds: int, scratch: Path) -> dict[st
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     kinds = parser.add_subparsers(dest="kind", required=True)
-    opening = kinds.add_parser("open")
-    opening.add_argument("--events", type=int, nargs="+", default=[100_000, 1_000_000, 10_000_000])
+    for name in ("open", "write"):
+        opening = kinds.add_parser(name)
+        opening.add_argument("--events", type=int, nargs="+", default=[100_000, 1_000_000, 10_000_000])
+        opening.add_argument("--logs", type=Path, help="directory where logs are kept for the next time")
     cost = kinds.add_parser("cost")
     cost.add_argument("--model", type=Path, required=True, help="directory of a tiny model")
     cost.add_argument("--steps", type=int, default=60)
@@ -245,8 +256,9 @@ def main() -> None:
             print(json.dumps(measure_cost(args.model, args.steps, args.rounds, Path(name)), indent=2))
             return
         for events in args.events:
-            row = {key: round(value, 3) for key, value in measure_open(events, Path(name)).items()}
-            print(json.dumps(row), flush=True)
+            logs = args.logs or Path(name)
+            found = prepare_log(events, logs)[1] if args.kind == "write" else measure_open(events, logs)
+            print(json.dumps({key: round(value, 3) for key, value in found.items()}), flush=True)
 
 
 if __name__ == "__main__":

@@ -128,6 +128,7 @@ export interface SampleRow {
   lag: number | null;
   length: number | null;
   reward: number | null;
+  dropped: string | null;
   prompt: string;
   answer: string;
 }
@@ -159,6 +160,7 @@ export interface Group {
   prompt?: string;
   expected?: unknown;
   step?: number;
+  dropped?: string | null;
   columns: Member[];
   left_out?: number;
 }

@@ -1,7 +1,7 @@
 // Charts over steps or time, drawn by uPlot: lines, bands over seeds, stacked bars, and several runs over each other.
 
 import uPlot from "uplot";
-import { formatDuration, formatNumber, h } from "./dom";
+import { formatClock, formatDuration, formatNumber, formatTicks, h, TIME_STEPS } from "./dom";
 import { store } from "./store";
 
 export interface Line {
@@ -55,7 +55,7 @@ export class ChartCard {
   }
 
   private size(): { width: number; height: number } {
-    return { width: Math.max(120, this.body.clientWidth), height: this.plot?.tall ? 280 : 176 };
+    return { width: Math.max(120, this.body.clientWidth), height: this.plot?.tall ? 296 : 190 };
   }
 
   private resize(): void {
@@ -207,21 +207,18 @@ function makeOptions(
       y: { range: (_chart, low, high) => makeRange(low, high, plot.fromZero ?? false) },
     },
     axes: [
-      { ...axis, size: 26, values: (_chart, splits) => splits.map((value) => formatTick(plot.axis, value)) },
-      { ...axis, size: 46, values: (_chart, splits) => splits.map((value) => formatNumber(value)) },
+      {
+        ...axis, size: 22, label: plot.axis === "step" ? "step" : "time since the start", labelFont: font, labelSize: 15, labelGap: 0,
+        incrs: plot.axis === "step" ? undefined : [0.1, 0.2, 0.5, ...TIME_STEPS],
+        values: (_chart, splits, _place, _space, apart) => splits.map((value) => (plot.axis === "time" ? formatClock(value, apart) : Number.isInteger(value) ? formatNumber(value) : "")),
+      },
+      { ...axis, size: 48, values: (_chart, splits, _place, _space, apart) => formatTicks(splits, apart) },
     ],
     hooks: {
       setCursor: [(chart) => onMove(chart.cursor.idx ?? null)],
       draw: plot.marks?.length ? [(chart) => drawMarks(chart, plot.marks!, ink)] : [],
     },
   };
-}
-
-function formatTick(axis: "step" | "time", value: number): string {
-  if (axis === "step") return Number.isInteger(value) ? formatNumber(value) : "";
-  if (value < 120) return `${+value.toFixed(2)}s`;
-  if (value < 7200) return `${+(value / 60).toFixed(1)}m`;
-  return `${+(value / 3600).toFixed(1)}h`;
 }
 
 function makeRange(low: number | null, high: number | null, fromZero: boolean): [number, number] {

@@ -58,6 +58,23 @@ function trim(value: number): string {
   return value.toFixed(size >= 100 ? 0 : size >= 10 ? 1 : size >= 1 ? 2 : 3);
 }
 
+// Distances between the marks of an axis in seconds, such as people use.
+export const TIME_STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400, 172800, 432000, 864000];
+
+// Writes the marks of an axis with as many digits as they need to differ.
+export function formatTicks(values: number[], apart: number): string[] {
+  const [, digits, power] = /^\d(?:\.(\d))?0*e([+-]\d+)$/.exec(apart.toExponential(1)) ?? [];
+  const decimals = Math.max(0, (digits && digits !== "0" ? 1 : 0) - Number(power ?? 0));
+  return values.map((value) => (decimals > 5 || Math.abs(value) >= 1e4 ? formatNumber(value) : value.toLocaleString("en-US", { minimumFractionDigits: decimals, maximumFractionDigits: decimals })));
+}
+
+// Writes a time on an axis, in the unit of its marks.
+export function formatClock(seconds: number, apart: number): string {
+  if (seconds === 0 || apart < 1) return `${+seconds.toFixed(Math.max(0, Math.ceil(-Math.log10(apart))))} s`;
+  const [days, hours, minutes, rest] = [Math.floor(seconds / 86400), Math.floor(seconds / 3600) % 24, Math.floor(seconds / 60) % 60, Math.round(seconds % 60)];
+  return [days ? `${days} d` : "", hours ? `${hours} h` : "", minutes ? `${minutes} min` : "", rest && !days && !hours ? `${rest} s` : ""].filter(Boolean).join(" ");
+}
+
 export function formatDuration(seconds: number | null | undefined): string {
   if (seconds === null || seconds === undefined || !Number.isFinite(seconds)) return "–";
   if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;

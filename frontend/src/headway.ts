@@ -11,7 +11,7 @@ const CHARTS: Chart[] = [
   { title: "Samples by lag", curves: [["lag_samples/", "lag"]], note: "trained in each step", kind: "bars", from_zero: true },
   { title: "Served behind trained", curves: [["lag/served_behind", "mean"]], note: "in versions, over the time of the step", kind: "line", from_zero: true },
   { title: "Samples dropped", curves: [["drops/", ""]], note: "in each step, by reason", kind: "bars", from_zero: true },
-  { title: "Length bias", curves: [["bias/length", "length"], ["bias/reward", "reward"]], note: "trained against started, as a share, in the run so far", kind: "line", from_zero: false },
+  { title: "Length bias", curves: [["bias/length", "length"], ["bias/reward", "reward"]], note: "trained against started in the run so far; 0.02 is 2 %", kind: "line", from_zero: false },
   { title: "Lengths", curves: [["length/trained", "trained"], ["length/started", "started"], ["length/dropped", "dropped"]], note: "mean tokens of a sample", kind: "line", from_zero: true },
 ];
 
@@ -26,7 +26,7 @@ export class Headway implements View {
   private loading = false;
 
   constructor() {
-    this.element.append(this.controls, h("div", { class: "grid" }, this.groups.element, this.versions.element), this.grid.element, this.drops);
+    this.element.append(this.controls, h("div", { class: "grid two" }, this.groups.element, this.versions.element), this.grid.element, this.drops);
     this.update("chosen");
   }
 
@@ -88,6 +88,7 @@ export class Headway implements View {
         ? h("table", {}, h("thead", {}, h("tr", {}, h("th", {}, "reason"), ...heads.map((head) => h("th", { class: "number" }, head.name)))),
             h("tbody", {}, ...reasons.map((reason) => h("tr", {}, h("td", {}, reason.replaceAll("_", " ")), ...cells(reason)))))
         : h("p", { class: "note" }, "No sample was dropped."),
+      reasons.length ? h("p", {}, h("a", { href: `#/samples?${new URLSearchParams([...store.chosen.map((run) => ["run", run]), ["kind", "dropped"]])}` }, "look at dropped samples")) : null,
     );
   }
 }

@@ -59,7 +59,7 @@ export class Health implements View {
     const panel = h("section", { class: "healthpanel" },
       h("header", { class: "card" }, h("h3", {}, h("i", { class: "dot", style: { background: store.color(run) } }), head?.name ?? run),
         h("p", { class: `health ${sign}` }, h("span", { class: "sign" }, HEALTH_SIGNS[sign] ?? "?"), said),
-        h("p", { class: "note" }, status ? `${status.condition}; step ${status.trained}, served ${status.served}${status.level === "normal" ? "" : `, degraded: ${status.level}`}${status.host ? `; process ${status.process} on ${status.host}` : ""}` : "no status: a simulated run, or a log alone")));
+        h("p", { class: "note" }, status ? `${said.includes(status.condition) ? "" : `${status.condition}; `}step ${status.trained}, served ${status.served}${status.level === "normal" ? "" : `, degraded: ${status.level}`}${status.host ? `; process ${status.process} on ${status.host}` : ""}` : "no status: a simulated run, or a log alone")));
     if (status) {
       panel.append(h("div", { class: "grid two" }, h("section", { class: "card" }, h("h3", {}, "Stages"), makeStages(status.stages)),
         h("section", { class: "card" }, h("h3", {}, "Who waits for whom"), makeGraph(status), makeCulprits(status))));
@@ -67,7 +67,7 @@ export class Health implements View {
     }
     const rows = this.incidents.get(run) ?? [];
     panel.append(h("section", { class: "card" }, h("h3", {}, "Incidents"), rows.length
-      ? h("ol", { class: "incidents" }, ...rows.slice(0, 60).map(([time, kind, who, text]) => h("li", {}, h("time", {}, formatDuration(time)), h("b", { class: kind }, kind), h("span", {}, who), h("span", { class: "text" }, text))))
+      ? h("ol", { class: "incidents" }, ...rows.slice(0, 60).map(([time, kind, who, text]) => h("li", {}, h("time", {}, formatDuration(time)), h("b", { class: kind }, kind), h("span", {}, who), h("span", { class: "text" }, text.replace(/-?\d+\.\d{4,}(e-?\d+)?/g, (digits) => formatNumber(Number(digits)))))))
       : h("p", { class: "note" }, "None.")));
     return panel;
   }
@@ -75,11 +75,18 @@ export class Health implements View {
   private makeWorkers(run: string, status: Status): HTMLElement {
     const faults = store.heads.get(run)?.faults ?? {};
     const restarts = (name: string) => String(faults[`restart ${name}`] ?? 0);
-    const usage = Object.entries(status.usage ?? {}).map(([name, value]) => h("div", {}, h("dt", {}, name.replaceAll("_", " ").replace("/", " ")), h("dd", {}, formatNumber(value))));
+    const usage = Object.entries(status.usage ?? {}).map(([name, value]) => h("div", {}, h("dt", {}, nameUsage(name)), h("dd", {}, name.startsWith("gpu_utilization") ? `${formatNumber(100 * value)} %` : /_gb\b/.test(name) ? `${formatNumber(value)} GB` : formatNumber(value))));
     const rows = status.engines.map((engine) => h("tr", {}, h("td", {}, engine.name), h("td", {}, `${engine.health === "up" ? "✓" : "✕"} ${engine.health}`), h("td", { class: "number" }, engine.version), h("td", { class: "number" }, engine.requests), h("td", { class: "number" }, restarts(engine.name))));
     rows.push(h("tr", {}, h("td", {}, "trainer"), h("td", {}, status.phase), h("td", { class: "number" }, status.trained), h("td", { class: "number" }, "–"), h("td", { class: "number" }, restarts("trainer"))));
     return h("div", {}, h("table", {}, h("thead", {}, h("tr", {}, ...["worker", "health", "version", "requests", "restarts"].map((text, place) => h("th", { class: place > 1 ? "number" : "" }, text)))), h("tbody", {}, ...rows)), usage.length ? h("dl", { class: "facts wide" }, ...usage) : null);
   }
+}
+
+// Names a number of memory or of a GPU: memory/controller_gb, gpu_memory_gb/0.
+function nameUsage(name: string): string {
+  const [kind, which] = name.split("/");
+  const what = kind.replace(/_gb$/, "").replaceAll("_", " ").replace("gpu ", "");
+  return kind.startsWith("gpu") ? `GPU ${which}, ${what}` : `${what} of ${which.replace(/_gb$/, "").replace("host", "the whole machine").replace("children", "its processes").replace("controller", "headway train")}`;
 }
 
 function makeStages(stages: Stage[]): HTMLElement {
@@ -107,9 +114,16 @@ export function makeGraph(status: Status): Element {
     }
   const names = [...new Set([...edges.values()].flatMap((edge) => [edge.from, edge.to]))];
   if (!names.length) return h("p", { class: "note" }, "Nobody waits.");
-  const depth = new Map(names.map((name) => [name, 0]));
-  for (let round = 0; round < Math.min(names.length, 12); round += 1)
-    for (const edge of edges.values()) depth.set(edge.from, Math.min(names.length, Math.max(depth.get(edge.from)!, depth.get(edge.to)! + 1)));
+  const depth = new Map<string, number>();
+  const measure = (name: string, above: string[]): number => {
+    const known = depth.get(name);
+    if (known !== undefined) return known;
+    const below = [...edges.values()].filter((edge) => edge.from === name && !above.includes(edge.to) && edge.to !== name);
+    const found = Math.max(0, ...below.map((edge) => 1 + measure(edge.to, [...above, name])));
+    depth.set(name, found);
+    return found;
+  };
+  for (const name of names) measure(name, []);
   const layers = [...new Set(depth.values())].sort((one, other) => other - one);
   const rows = new Map<number, number>();
   const places = new Map<string, { x: number; y: number }>();

@@ -33,6 +33,7 @@ export class Overview implements View {
     this.chart.element.hidden = !plot;
     if (plot) this.chart.show({ ...plot, tall: true });
     const heads = [...store.heads.values()].sort((one, other) => rank(one) - rank(other));
+    this.element.classList.toggle("single", heads.length === 1 && plot !== null);
     const focused = document.activeElement?.getAttribute("data-run");
     replace(this.cards, ...heads.map((head) => this.makeCard(head)));
     if (focused) this.cards.querySelector<HTMLElement>(`[data-run="${CSS.escape(focused)}"]`)?.focus();
@@ -55,7 +56,7 @@ export class Overview implements View {
       h("header", {}, box, name, pill(head.state)),
       h("div", { class: "bar", role: "progressbar", "aria-valuenow": Math.round(done * 100), "aria-valuemin": 0, "aria-valuemax": 100, "aria-label": "steps" },
         h("i", { style: { width: `${done * 100}%`, background: color } })),
-      h("p", { class: "progress" }, h("b", {}, `step ${formatNumber(head.step)}`), head.steps ? ` of ${formatNumber(head.steps)}` : "", ` · ${formatDuration(head.duration_s)}`,
+      h("p", { class: "progress" }, h("b", {}, `step ${head.step.toLocaleString("en-US")}`), head.steps ? ` of ${head.steps.toLocaleString("en-US")}` : "", ` · ${formatDuration(head.duration_s)}`,
         head.left_s !== null ? h("span", { class: "left" }, `${formatDuration(head.left_s)} left`) : null),
       h("div", { class: "reward" }, fact("reward", formatNumber(head.reward), true), fact("held-out", head.held_out ? formatNumber(head.held_out[1]) : "–", true), sparkline(head.spark ?? [], color)),
       h("dl", { class: "facts" }, pair("lag", formatNumber(head.lag)), pair("tokens/s", formatNumber(head.tokens_per_s)), pair("s/step", formatNumber(head.step_s)), pair("dropped", formatNumber(sum(head.drops)))),

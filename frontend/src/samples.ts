@@ -7,6 +7,21 @@ import type { View } from "./views";
 
 type Coloring = "nothing" | "log-probability" | "version" | "advantage" | "mask";
 const COLORINGS: Coloring[] = ["log-probability", "version", "advantage", "mask", "nothing"];
+const DROP_REASONS: Record<string, string> = {
+  stale_in_flight: "the staleness bound passed while it was still being generated; the finished members are below",
+  stale_in_queue: "it was finished, but the staleness bound passed while it waited",
+  surplus_member: "a redundant member of a group that filled without it",
+  surplus_group: "a redundant prompt of a batch that filled without it",
+  zero_variance: "all rewards of the group are equal, so it has no gradient",
+  filtered: "a stage of a plugin dropped it, or query_filter_config rejected its rewards",
+  engine_failed: "the engine failed",
+  environment_failed: "the environment failed",
+  reward_failed: "the reward raised an error, was late or gave no number",
+  scoring_failed: "its log-probabilities could not be computed",
+  group_failed: "another member of the group failed finally, and groups are trained whole",
+  lost_lineage: "its weights were undone by a crash, and it is too far from those that are left",
+  damaged_record: "what the ledger had stored of it was damaged on the disk",
+};
 const FILTERS = ["step", "reward", "lag"] as const;
 
 interface Picture {
@@ -32,6 +47,7 @@ export class Samples implements View {
 
   constructor() {
     this.makeForm();
+    this.inputs.get("kind")!.value = new URLSearchParams(location.hash.split("?")[1] ?? "").get("kind") ?? "";
     this.element.append(this.form, h("div", { class: "split" }, h("div", { class: "card results" }, this.said, this.list), this.detail), this.pictures);
     this.update("chosen");
   }
@@ -61,11 +77,12 @@ export class Samples implements View {
     const select = (name: string, values: [string, string][], act: () => void) => {
       const made = h("select", { "aria-label": name, onchange: act });
       for (const [value, text] of values) made.append(h("option", { value }, text));
+      made.value = before.get(name) ?? values[0]?.[0] ?? "";
       this.inputs.set(name, made);
       return made;
     };
     const range = (name: string) => h("span", { class: "range" }, name, input(`${name}_from`, { type: "number", step: "any", placeholder: "from", "aria-label": `${name} from` }), "–", input(`${name}_to`, { type: "number", step: "any", placeholder: "to", "aria-label": `${name} to` }));
-    const kinds: [string, string][] = [["", "all samples"], ["group", "trained groups"], ["held_out", "held-out answers"], ["best", "best of a group"], ["worst", "worst of a group"]];
+    const kinds: [string, string][] = [["", "all samples"], ["group", "trained groups"], ["dropped", "dropped groups"], ["held_out", "held-out answers"], ["best", "best of a group"], ["worst", "worst of a group"]];
     const runs = store.chosen.map((run): [string, string] => [run, store.heads.get(run)?.name ?? run]);
     const chooser = select("run", runs, () => { this.run = chooser.value; this.group = null; void this.search(true); void this.loadPictures(); });
     chooser.value = this.run;
@@ -86,6 +103,7 @@ export class Samples implements View {
     if (!found || number !== this.number) return;
     this.said.textContent = found.rows.length
       ? `${found.rows.length}${found.whole ? "" : " newest"} of ${formatNumber(found.samples)} samples${found.groups ? ` in ${formatNumber(found.groups)} groups` : ""}`
+      : this.inputs.get("kind")!.value === "dropped" ? "No dropped sample is kept. Runs keep the first two groups of each step and reason, as far as they were finished; simulated runs and those of older versions keep none."
       : store.heads.get(this.run)?.has_samples ? "No sample fits." : "This run has logged no samples.";
     replace(this.list, ...found.rows.map((row) => this.makeRow(row)));
     if (first && found.rows.length && !found.rows.some((row) => row.id === this.open)) void this.openGroup(found.rows[0].id);
@@ -94,13 +112,14 @@ export class Samples implements View {
 
   private makeRow(row: SampleRow): HTMLElement {
     return h("li", {}, h("button", { class: row.id === this.open ? "sample chosen" : "sample", "data-sample": row.id, onclick: () => void this.openGroup(row.id) },
-      h("span", { class: "meta" }, reward(row.reward), [`step ${row.step}`, row.group !== null ? `group ${row.group}` : row.kind.replace("_", "-"), row.task !== null ? `task ${row.task}` : "", row.lag !== null ? `lag ${row.lag}` : "", row.length !== null ? `${row.length} tokens` : ""].filter(Boolean).join(" · ")),
+      h("span", { class: "meta" }, reward(row.reward), h("span", { class: "facts-line" }, [`step ${row.step}`, row.dropped ? `dropped: ${row.dropped.replaceAll("_", " ")}` : "", row.group !== null ? `group ${row.group}` : row.kind.replace("_", "-"), row.lag !== null ? `lag ${row.lag}` : "", row.length !== null ? `${row.length} tokens` : ""].filter(Boolean).join(" · "))),
       h("span", { class: "prompt" }, row.prompt || "(no prompt)"), h("span", { class: "answer" }, row.answer || "(empty)")));
   }
 
   private async openGroup(id: string): Promise<void> {
     this.open = id;
     for (const button of this.list.querySelectorAll("button")) button.classList.toggle("chosen", button.dataset.sample === id);
+    if (!this.group) replace(this.detail, h("p", { class: "empty" }, "opening the sample…"));
     this.group = await ask<Group>("run/group", { run: this.run, sample: id }).catch(() => null);
     this.showGroup();
   }
@@ -114,7 +133,7 @@ export class Samples implements View {
     const versions = [...new Set(group.columns.flatMap((member) => member.turns.flatMap((turn) => (turn.versions ?? []).map((one) => one[0]))))].sort((one, other) => one - other);
     const most = Math.max(1e-9, ...group.columns.map((member) => Math.abs(member.advantage ?? 0)));
     replace(this.detail,
-      h("header", { class: "card" }, h("h3", {}, group.title), hasTokens ? h("label", { class: "control" }, "colour tokens by", select) : null, hasTokens ? this.makeScale(versions) : null,
+      h("header", { class: "card" }, h("h3", {}, group.title), group.dropped ? h("p", { class: "dropped" }, h("b", {}, group.dropped.replaceAll("_", " ")), `: ${DROP_REASONS[group.dropped] ?? "not trained"}`) : null, hasTokens ? h("label", { class: "control" }, "colour tokens by", select) : null, hasTokens ? this.makeScale(versions) : null,
         h("div", { class: "task" }, h("b", {}, "task"), h("pre", {}, group.prompt ?? ""), group.expected !== null && group.expected !== undefined ? h("p", {}, h("b", {}, "expected "), String(group.expected)) : null)),
       h("div", { class: "columns" }, ...group.columns.map((member, place) => this.makeMember(member, place === group.chosen, versions, most))),
       group.left_out ? h("p", { class: "note" }, `${group.left_out} more members were not logged.`) : null);

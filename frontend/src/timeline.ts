@@ -2,7 +2,7 @@
 
 import { ask, type Lane, type Timeline as Window } from "./api";
 import { fade } from "./charts";
-import { formatDuration, formatNumber, h, replace } from "./dom";
+import { formatClock, formatDuration, formatNumber, h, replace, TIME_STEPS } from "./dom";
 import { store } from "./store";
 import type { View } from "./views";
 
@@ -245,7 +245,7 @@ class Pane {
     const span = this.to - this.from || 1;
     const rough = span / Math.max(2, this.width() / 110);
     const power = 10 ** Math.floor(Math.log10(rough));
-    const each = [1, 2, 5, 10].map((one) => one * power).find((one) => one >= rough) ?? rough;
+    const each = (rough < 1 ? [1, 2, 5, 10].map((one) => one * power) : TIME_STEPS).find((one) => one >= rough) ?? 10 * power;
     context.strokeStyle = color.grid;
     context.fillStyle = color.muted;
     context.lineWidth = 1;
@@ -255,8 +255,8 @@ class Pane {
       context.moveTo(x, 16);
       context.lineTo(x, height);
       context.stroke();
-      const text = each < 1 ? `${time.toFixed(Math.max(0, Math.ceil(-Math.log10(each))))} s` : formatDuration(Math.round(time));
-      context.fillText(text, x + 3, 9);
+      const text = formatClock(time, each);
+      if (x + 3 + context.measureText(text).width < LABELS + this.width()) context.fillText(text, x + 3, 9);
     }
   }
 
@@ -474,8 +474,8 @@ function hatch(context: CanvasRenderingContext2D, color: string, x: number, y: n
 function makeKey(): HTMLElement {
   const color = colors();
   const item = (fill: string, text: string) => h("span", { class: "key" }, h("i", { style: { background: fill } }), text);
-  return h("footer", { class: "legend" }, item(color.states.running, "running"), item(color.states.emitting, "emitting"),
-    h("span", { class: "key" }, h("i", { class: "hatched" }), "bubble: waits, or has no request"), item(color.engine, "requests"),
+  return h("footer", { class: "legend" }, item(color.states.running, "running"), item(color.states.emitting, "emitting; requests of an engine"),
+    h("span", { class: "key" }, h("i", { class: "hatched" }), "bubble: waits, or has no request"),
     item(color.states.degraded, "degraded, dropped"), item(color.states.recovering, "recovering"),
     h("span", { class: "key" }, "wheel or pinch zooms, drag moves, double click zooms in"));
 }

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from headway.dashboard.sample_view import SampleFilter, SampleView
 from headway.flow.training_flow import AsyncTrainingFlow
 from headway.flow.zero_variance import FRUITLESS_BATCHES, ZeroVarianceFilter
+from headway.runs.group_log import GroupLog
 from headway.types import Episode, Score
 from tests.flow.factory import Played, audit, make_costs, make_scenario, make_settings, play_through
 from tests.flow.test_checkpoint import last_checkpoint
@@ -51,6 +53,23 @@ def test_after_so_many_batches_worth_a_step_is_filled_with_what_there_is(tmp_pat
     assert [event.data["group"] for event in played.of("group.ready", equal=True)] == [3, 6, 7]
     ends = audit(tmp_path)
     assert (ends["trained"], ends["dropped:zero_variance"]) == (8, 8)
+
+
+def test_what_is_dropped_is_kept_with_its_reason_and_rewards(tmp_path: Path) -> None:
+    log = GroupLog(tmp_path, str)
+
+    def prepare(flow: AsyncTrainingFlow) -> None:
+        Judge(1, 2, 7, 8).use(flow)
+        flow.context = replace(flow.context, on_dropped=log.write_dropped)
+
+    scenario = make_scenario(group_size=2, max_steps=2, filter_zero_variance=True, max_num_gen_batches=9)
+    play_through(scenario, tmp_path, prepare=prepare)
+    view = SampleView(tmp_path)
+    rows = view.search(SampleFilter(kind="dropped"))["rows"]
+    assert {row["group"] for row in rows} == {0, 3, 4}, "two of each step"
+    assert {(row["dropped"], row["reward"]) for row in rows} == {("zero_variance", 0.0)}
+    group = view.read_group(rows[-1]["id"])
+    assert group["title"] == "group 0, dropped while step 1 was under way" and len(group["columns"]) == 2
 
 
 def test_a_step_that_gets_its_groups_in_time_is_filled_with_nothing(tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ from headway.launch.components import TrainingComponents
 class FakeBackend:
     """As much of a back end as is needed to start it: `failures` are raised by one start after the other."""
 
+    name = "engine/0"
+
     def __init__(self, *failures: HeadwayError) -> None:
         self._failures = list(failures)
         self.starts = 0

@@ -147,10 +147,29 @@ def test_a_tick_draws_without_an_event_and_no_more_often_than_events_do() -> Non
         assert stream.tell() > drawn
 
 
-def test_a_tick_says_nothing_where_there_is_no_terminal() -> None:
-    stream = io.StringIO()
-    LiveDisplay(RunMonitor(), Console(file=stream, force_terminal=False)).tick(5.0)
+def test_without_a_terminal_a_run_says_every_ten_seconds_what_it_waits_for_until_its_first_step_is_done() -> None:
+    monitor, stream = RunMonitor(), io.StringIO()
+    live = LiveDisplay(monitor, Console(file=stream, force_terminal=False))
+    live.tick(0.0)
     assert stream.getvalue() == ""
+    live(ev(0.0, "run.begin", "run"))
+    live.show(RunStatus(phase="starting", culprits=("trainer, engine/0",)))
+    for now_s in range(30):
+        live.tick(float(now_s))
+    assert stream.getvalue().splitlines()[1:] == [f"[{s}.00 s] still starting: trainer, engine/0" for s in (10, 20)]
+    live(ev(30.0, "run.ready", "run"))
+    live.show(RunStatus(phase="training", culprits=("generate waits for engine/0 (for 10.0 s)",)))
+    live.tick(39.0)
+    live.tick(40.0)
+    assert "step 1 is under way" in stream.getvalue() and "waits for engine/0" in stream.getvalue()
+    before = stream.getvalue()
+    for event in toy_run(steps=1):
+        monitor(event)
+        live(event)
+    live.tick(monitor.clock.last_s + 59.0)
+    assert len(stream.getvalue().splitlines()) == len(before.splitlines()) + 1
+    live.tick(monitor.clock.last_s + 60.0)
+    assert "step 2 is under way" in stream.getvalue()
 
 
 def test_lines_and_panel_say_which_answers_have_no_verdict_and_whether_versions_are_mixed() -> None:

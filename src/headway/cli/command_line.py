@@ -3,9 +3,11 @@
 import argparse
 import json
 import sys
+import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Self, TextIO
 
 from rich.console import Console
 
@@ -15,6 +17,35 @@ from headway.config.launch_arguments import begins_launch
 from headway.errors import ConfigError
 from headway.runs.run_changes import CONFIG_FILE
 from headway.runs.run_directory import find_checkpoint_of_run, read_stored_options
+
+_QUIET_S = 10.0
+"""Longest silence of a command that prepares something."""
+
+
+class ProgressLines:
+    """Says on standard error what is being done, and again every ten seconds while that takes long."""
+
+    def __init__(self, what: str) -> None:
+        self._what, self._begin_s = what, time.monotonic()
+        self._is_done = threading.Event()
+        self._thread = threading.Thread(target=self._repeat, daemon=True)
+
+    def __enter__(self) -> Self:
+        print(self._what, file=sys.stderr)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._is_done.set()
+        self._thread.join()
+
+    def say(self, what: str) -> None:
+        """Note what is done from now on."""
+        self._what = what
+
+    def _repeat(self) -> None:
+        while not self._is_done.wait(_QUIET_S):
+            print(f"still {self._what}, {time.monotonic() - self._begin_s:.0f} s so far", file=sys.stderr)
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from headway.cli.serve_command import TOKEN
 from headway.errors import ConfigError, HeadwayError
+from headway.extras import suggest_install
 
 HELP = "show runs live in a browser"
 _PORT = 6008
@@ -50,7 +51,7 @@ def require_dashboard() -> None:
     """Raise `ConfigError` if a package is missing that the dashboard needs."""
     missing = [name for name in ("aiohttp", "numpy") if find_spec(name) is None]
     if missing:
-        raise ConfigError(f"the dashboard needs {' and '.join(missing)}", hint="pip install 'headway[dashboard]'")
+        raise ConfigError(f"the dashboard needs {' and '.join(missing)}", hint=suggest_install("dashboard"))
 
 
 async def _serve(args: argparse.Namespace, token: str | None) -> None:

@@ -66,8 +66,11 @@ def print_status(directory: Path, status: RunStatus, condition: str, console: Co
     age_s = time.time() - status.time_s
     degraded = "" if status.level == "normal" else f", degraded: {status.level}"
     steps = f" of {status.steps}" if status.steps else ""
-    line = f"{directory}: {condition}; {status.phase}, step {status.trained}{steps}, served {status.served}"
+    phase = "" if condition.startswith(status.phase) else f"{status.phase}, "
+    line = f"{directory}: {condition}; {phase}step {status.trained}{steps}, served {status.served}"
     console.print(f"{line}{degraded}", markup=False, soft_wrap=True)
+    if status.finished:
+        return
     if condition != "at work" and status.time_s:
         console.print(f"last known state, {format_duration(age_s)} old:", markup=False)
     console.print(make_stage_table(status.stages))
@@ -75,7 +78,9 @@ def print_status(directory: Path, status: RunStatus, condition: str, console: Co
         console.print(engine, markup=False, soft_wrap=True)
     if status.usage:
         console.print(format_usage(status.usage), markup=False, soft_wrap=True)
-    if status.phase != "ended" and (status.quiet_s > _QUIET_S or "does not answer" in condition):
+    if status.phase == "starting" and status.culprits and not status.stages:
+        console.print(f"not up yet: {status.culprits[0]}", markup=False, soft_wrap=True)
+    elif status.phase != "ended" and (status.quiet_s > _QUIET_S or "does not answer" in condition):
         console.print(f"nothing has moved for {format_duration(status.quiet_s)}", markup=False)
         for culprit in status.culprits:
             console.print(f"  culprit: {culprit}", markup=False, soft_wrap=True)

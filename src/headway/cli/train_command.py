@@ -21,8 +21,9 @@ from pathlib import Path
 from rich.console import Console
 
 from headway.cli.cluster_command import print_layout
-from headway.cli.command_line import add_run_arguments, load_run_config, make_console
+from headway.cli.command_line import ProgressLines, add_run_arguments, load_run_config, make_console
 from headway.errors import ConfigError, HeadwayError
+from headway.extras import suggest_install
 from headway.flow.training_flow import RunSummary
 from headway.launch.hub_upload import upload_checkpoint
 from headway.launch.memory_needs import estimate_component_needs
@@ -41,6 +42,8 @@ from headway.runs.run_directory import LEDGER_FILE, RunDirectory, find_checkpoin
 HELP = "train a policy"
 RESUMABLE = 75
 """Exit code after SIGTERM: start the same command again. Its name in `sysexits.h` is EX_TEMPFAIL."""
+_PANEL_EVERY_S, _LINES_EVERY_S = 1.0, 5.0
+"""How often a panel gets the status of the run, and lines, which rarely need it."""
 _STOPPING = "the run stops after this step, with a checkpoint; once more, and it stops at once"
 
 
@@ -74,8 +77,8 @@ def _train(args: argparse.Namespace, received: list[str]) -> int:
     """Train, append the names of signals to `received`, and return the exit code, whatever ended the run."""
     resolved = load_run_config(args.arguments)
     console = make_console()
-    print("checking model, data and rewards", file=sys.stderr)
-    prepared = prepare_run(resolved)
+    with ProgressLines("checking model, data and rewards") as progress:
+        prepared = prepare_run(resolved, on_phase=lambda what: progress.say(f"reading {what}"))
     if args.resume and not (prepared.directory / LEDGER_FILE).exists():
         raise ConfigError("there is no run to go on with", key="output_dir", value=str(prepared.directory))
     if args.dry_run:
@@ -171,7 +174,8 @@ async def train_with_display(
             directory,
             sinks=[monitor, *trackers, live],
             tick=live.tick,
-            show=live.show if live.is_panel else None,
+            show=live.show,
+            show_every_s=_PANEL_EVERY_S if live.is_panel else _LINES_EVERY_S,
             on_interrupt=on_interrupt,
         )
 
@@ -191,7 +195,7 @@ def add_rewards(summary: RunSummary, path: Path) -> RunSummary:
 
 def _print_link(link: DashboardLink, directory: Path, console: Console) -> None:
     """Print where the run can be watched."""
-    what = link.address or f"headway dashboard {directory} (needs pip install 'headway[dashboard]')"
+    what = link.address or f"headway dashboard {directory} (needs {suggest_install('dashboard')})"
     console.print(f"live page: {what}", markup=False, soft_wrap=True)
 
 

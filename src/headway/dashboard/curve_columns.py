@@ -48,10 +48,16 @@ class CurveColumns:
             self._append(point)
 
     def _append(self, point: ScalarPoint) -> None:
-        for name in point.values.keys() - self._columns.keys():
-            self._columns[name] = array("d", [_NO_NUMBER]) * len(self.steps)
-        for name, column in self._columns.items():
-            column.append(point.values.get(name, _NO_NUMBER))
+        size = len(self.steps)
+        for name, value in point.values.items():
+            column = self._columns.get(name)
+            if column is None:
+                column = self._columns[name] = array("d", [_NO_NUMBER]) * size
+            column.append(value)
+        if len(point.values) < len(self._columns):
+            for column in self._columns.values():
+                if len(column) == size:
+                    column.append(_NO_NUMBER)
         self.steps.append(point.step)
         self.times.append(point.time_s)
 

@@ -22,7 +22,7 @@ from typing import Any
 from headway.monitor.run_record import IMAGES_FILE, SAMPLES_FILE
 from headway.runs.group_log import GROUPS_FILE
 
-_KINDS = ("group", "held_out", "first", "best", "worst", "image")
+_KINDS = ("group", "held_out", "first", "best", "worst", "image", "dropped")
 _SEARCH_S = 1.5
 _EXCERPT = 160
 _MOST_SIBLINGS = 6
@@ -82,7 +82,8 @@ class SampleFile:
         if isinstance(members, list):
             for place, member in enumerate(members):
                 if isinstance(member, Mapping):
-                    self._append({**row, **member, "kind": "group"}, offset, place)
+                    kind = "dropped" if row.get("dropped") else "group"
+                    self._append({**row, **member, "kind": kind}, offset, place)
         else:
             self._append({"kind": "image", **row} if "png" in row else row, offset, -1)
 
@@ -175,6 +176,7 @@ class SampleView:
             "kind": _KINDS[file.kind[place]],
             **{name: None if column[place] == _UNKNOWN else column[place] for name, column in known.items()},
             "reward": None if math.isnan(file.reward[place]) else file.reward[place],
+            "dropped": row.get("dropped"),
             "prompt": prompt[:_EXCERPT],
             "answer": answer[:_EXCERPT],
             "text": f"{prompt}\n{answer}",
@@ -191,8 +193,11 @@ class SampleView:
         if not row:
             return {"title": "this sample is not there any more", "columns": []}
         if isinstance(row.get("members"), list):
+            step, reason = row.get("step"), row.get("dropped")
+            fate = f"dropped while step {step} was under way" if reason else f"trained in step {step}"
             return {
-                "title": f"group {row.get('group')}, trained in step {row.get('step')}",
+                "title": f"group {row.get('group')}, {fate}",
+                "dropped": reason,
                 "chosen": file.member[place],
                 "prompt": _as_text(row.get("prompt", "")),
                 "expected": row.get("expected"),

@@ -15,8 +15,10 @@ from headway.rollout.environment_agent import Decode
 from headway.rollout.sample_evaluation import EvaluatedSample
 from headway.settings import RunSettings
 from headway.trainers.base import Scorer, Trainer
-from headway.types import Batch
+from headway.types import Batch, DropReason, EpisodeGroup, Score
 from headway.weights.base import WeightTransport
+
+DropSink = Callable[[EpisodeGroup, Mapping[str, Score], DropReason, int], None]
 
 Estimator = Callable[[Sequence[float]], Sequence[float]]
 """A function from the rewards of a group to the advantages of its members."""
@@ -96,6 +98,8 @@ class RunContext:
     """Directory of the checkpoints. `None`: `checkpoints` in `run_dir`."""
     on_trained: Callable[[Batch, int], None] | None = None
     """Gets every trained batch with the version that it made."""
+    on_dropped: DropSink | None = None
+    """Gets what was finished of a dropped group, the scores that are known, the reason, and the step under way."""
     on_validated: Callable[[int, Sequence[EvaluatedSample]], None] | None = None
     """Gets the samples of every validation with the validated version."""
     stages: Sequence[StageConfig] = ()

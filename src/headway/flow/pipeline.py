@@ -10,7 +10,7 @@ from pathlib import Path
 from headway.cluster.base import DevicePools
 from headway.data.task_sources import TaskCursor
 from headway.errors import BackendError, TransferError
-from headway.flow.backends import Backends
+from headway.flow.backends import Backends, DropSink
 from headway.flow.fruitless_drops import FruitlessDrops
 from headway.flow.recovery import DegradationControl, DegradationLevel
 from headway.flow.replica_supervisor import ReplicaSupervisor
@@ -50,12 +50,13 @@ class Pipeline:
         checkpoint_dir: Path,
         clock: Callable[[], float],
         on_trained: Callable[[Batch, int], None] | None = None,
+        on_dropped: DropSink | None = None,
         on_validated: Callable[[int, Sequence[EvaluatedSample]], None] | None = None,
     ) -> None:
-        """`on_trained` gets every trained batch with the version it made, `on_validated` every validation's samples."""
+        """`on_trained`, `on_dropped` and `on_validated` get what `RunContext` says."""
         self.settings, self.backends, self.events, self.waits = settings, backends, events, waits
         self.hub, self.devices, self.tasks = hub, devices, tasks
-        self.run_dir, self.checkpoint_dir = run_dir, checkpoint_dir
+        self.run_dir, self.checkpoint_dir, self._groups_given_up = run_dir, checkpoint_dir, 0
         self.recorder = SampleRecorder(ledger, events, restored.pending)
         self.headway = Headway(
             settings,
@@ -74,8 +75,7 @@ class Pipeline:
         """Largest number of groups in the pipeline at once. Channels are this large, so that none is ever full."""
         self.zero_variance = ZeroVarianceFilter(settings)
         self.fruitless_drops = FruitlessDrops(settings.groups_per_step, events)
-        self._groups_given_up = 0
-        self.on_trained = on_trained or (lambda batch, trained: None)
+        self.on_trained, self._on_dropped = on_trained or (lambda batch, trained: None), on_dropped
         self.on_validated = on_validated or (lambda trained, samples: None)
         self._deliver_generated: Callable[[EpisodeGroup], None] = lambda group: None
         self._take_back_tasks: Callable[[], list[Task]] = list
@@ -190,6 +190,7 @@ class Pipeline:
         slot = self.headway.group_slots.get(group_id)
         if slot is None or not slot.is_live:
             return
+        self._report_drop(slot, reason)
         self.loop.cancel(group_id)
         self.recorder.drop_group(group_id, slot.task.position, reason, who)
         self.zero_variance.forget(group_id)
@@ -197,6 +198,19 @@ class Pipeline:
             self._put_back(slot.task)
         self.headway.drop(slot)
         self.fruitless_drops.group_dropped(who, reason)
+
+    def _report_drop(self, slot: GroupSlot, reason: DropReason, sample_id: str | None = None) -> None:
+        """Give what was finished of a group, or one of its members, to those who keep it."""
+        if self._on_dropped is None:
+            return
+        run, graded = self.loop.runs.get(slot.number), () if slot.group is None else slot.group.samples
+        episodes = list(run.episodes.values()) if run else [sample.episode for sample in graded]
+        scores = {sample.sample_id: sample.score for sample in graded if sample.score is not None}
+        scores |= {} if run is None else run.known_scores()
+        chosen = tuple(episode for episode in episodes if sample_id in (None, episode.sample_id))
+        if chosen:
+            group = EpisodeGroup(group_id=slot.number, task=slot.task, episodes=chosen)
+            self._on_dropped(group, scores, reason, self.headway.trained + 1)
 
     def _put_back(self, task: Task) -> None:
         """Put the position of a task back into the source, and those of tasks read ahead, which come after it."""
@@ -211,6 +225,7 @@ class Pipeline:
         """Generate another member in place of one that proved unusable after the group had left `generate`."""
         slot, run = self.headway.group_slots[group_id], self.loop.runs[group_id]
         slot.finished_at = -1
+        self._report_drop(slot, reason, sample_id)
         self.loop.replace(run, sample_id, reason)
 
     def cannot_fill_batch(self) -> bool:

@@ -172,6 +172,7 @@ class AsyncTrainingFlow:
             checkpoint_dir=self.checkpoint_dir,
             clock=self._clock,
             on_trained=self.context.on_trained,
+            on_dropped=self.context.on_dropped,
             on_validated=self.context.on_validated,
         )
         if pipeline.devices.are_shared("train", "generate"):

@@ -7,9 +7,8 @@ controller needs is imported where it is used.
 
 from __future__ import annotations
 
-import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,9 +17,9 @@ from headway.cluster.ray.ray_cluster import RayCluster
 from headway.config import ResolvedConfig, load_config
 from headway.engines.base import Engine
 from headway.engines.remote_engine import RemoteEngine
-from headway.errors import BackendError
 from headway.launch.adapter_serving import count_version_parameters
 from headway.launch.component_places import count_memory_share, let_engines_sleep
+from headway.launch.component_start import start_together, start_with_retry
 from headway.launch.inference_servers import TORCH_DTYPES, uses_external_engines
 from headway.launch.memory_budget import choose_weight_sets
 from headway.launch.memory_model import WEIGHT_SETS
@@ -164,14 +163,16 @@ class TrainingComponents:
     engines_sleep: bool = False
     """Whether engines free their memory while the trainer uses devices that they share."""
 
-    async def start(self) -> None:
-        """Start every component at once. Raise the error of the first that does not come up."""
-        backends: list[Engine | Trainer] = [self.trainer, *self.engines, *self.lent]
-        starts = [_start_with_retry(backend) for backend in backends]
-        starts += [scorer.start() for scorer in (self.ref_logp, self.logp) if scorer is not None]
-        for outcome in await asyncio.gather(*starts, return_exceptions=True):
-            if isinstance(outcome, BaseException):
-                raise outcome
+    async def start(self, on_pending: Callable[[Sequence[str]], None] = lambda names: None) -> None:
+        """Start every component at once. Raise the error of the first that does not come up.
+
+        `on_pending` gets the names of those that are not up yet, each time that one of them is.
+        """
+        starts = [("trainer", start_with_retry(self.trainer))]
+        starts += [(engine.name, start_with_retry(engine)) for engine in (*self.engines, *self.lent)]
+        scorers = (("ref_logp", self.ref_logp), ("logp", self.logp))
+        starts += [(name, scorer.start()) for name, scorer in scorers if scorer is not None]
+        await start_together(starts, on_pending)
 
     async def close(self) -> None:
         """Release every component; no process is left behind."""
@@ -184,17 +185,6 @@ class TrainingComponents:
         self.transport.close()
         if self.cluster is not None:
             await self.cluster.close()
-
-
-async def _start_with_retry(backend: Engine | Trainer) -> None:
-    """Start a back end; restart it once if its process was lost while it started.
-
-    A `ConfigError` is no `BackendError`, so a process that rejects its arguments is not started again.
-    """
-    try:
-        await backend.start()
-    except BackendError:
-        await backend.restart()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

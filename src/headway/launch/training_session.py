@@ -92,8 +92,11 @@ def select_model_family(resolved: ResolvedConfig) -> ModelFamily:
     return DenoisingModelFamily() if resolved.derived.pipeline == "denoising" else LanguageModelFamily()
 
 
-def prepare_run(resolved: ResolvedConfig) -> PreparedRun:
-    """Check and read everything that a run needs, without starting or writing any of it. Raises `ConfigError`."""
+def prepare_run(resolved: ResolvedConfig, *, on_phase: Callable[[str], None] = lambda what: None) -> PreparedRun:
+    """Check and read everything that a run needs, without starting or writing any of it. Raises `ConfigError`.
+
+    `on_phase` gets the name of what is looked at from now on.
+    """
     config = resolved.config
     agentic = resolved.derived.pipeline == "agentic"
     if not (config.pretrain or config.actor_train.model_args.model_name_or_path):
@@ -109,6 +112,7 @@ def prepare_run(resolved: ResolvedConfig) -> PreparedRun:
         check_hub_access(config.push_to_hub, "push_to_hub")
     reward = make_run_rewards(config)
     order_stages(config.stages, critic=resolved.derived.needs_critic)
+    on_phase("devices and model")
     placement, family = plan_placement(resolved), select_model_family(resolved)
     policy = family.find_policy(resolved)
     _check_context_length(resolved, policy)
@@ -117,6 +121,7 @@ def prepare_run(resolved: ResolvedConfig) -> PreparedRun:
         placement = plan_memory(resolved, placement, find_model_shape(policy.path), merges=problem is not None)
     family.check_policy(resolved, policy, placement)
     check_reward_models(resolved)
+    on_phase("data")
     sources = make_episode_sources(resolved, policy) if agentic else make_sources(resolved, policy.tokenizer)
     family.check_sources(policy, sources)
     if config.resume not in ("auto", "never"):
@@ -181,19 +186,22 @@ async def run_training(
     sinks: Sequence[EventSink] = (),
     tick: Callable[[float], None] | None = None,
     show: Callable[[RunStatus], None] | None = None,
+    show_every_s: float = 1.0,
     on_interrupt: Callable[[str, bool], None] = lambda how, is_clean: None,
 ) -> RunSummary:
     """Train to the end, or until an interrupt. `tick` is called twice a second with the time of the event log, and
-    `show` every second with the status of the run.
+    `show` with the status of the run, every `show_every_s`.
 
     The first SIGINT or SIGTERM stops the run cleanly. The second, or one before all components are up, raises
     `CancelledError` as soon as everything is released. `on_interrupt` is called with the name of each, and whether the
     run stops cleanly. Code that blocks the event loop is named, and gets a `KeyboardInterrupt` instead.
     """
     trained, steps = directory.count_trained_steps(), prepared.resolved.config.max_steps
-    observer = RunObserver(directory.path, trained=trained, steps=steps, show=show)
+    observer = RunObserver(directory.path, trained=trained, steps=steps, show=show, show_every_s=show_every_s)
     with _InterruptHandler(on_interrupt) as interrupts, observer:  # installed before the first event is visible
-        async with open_run_context(prepared, directory, sinks=sinks, tick=tick) as context:
+        async with open_run_context(
+            prepared, directory, sinks=sinks, tick=tick, on_pending=observer.note_pending
+        ) as context:
             flow = AsyncTrainingFlow(trainer=context)
             interrupts.stop_cleanly_with(context.stop_request)
             watchdog = LoopWatchdog(partial(_report_block, context.events), on_block=observer.note_block)
@@ -216,8 +224,12 @@ async def open_run_context(
     *,
     sinks: Sequence[EventSink] = (),
     tick: Callable[[float], None] | None = None,
+    on_pending: Callable[[Sequence[str]], None] = lambda names: None,
 ) -> AsyncIterator[RunContext]:
-    """Start the components of a run and return what `AsyncTrainingFlow` needs. The end of the block releases all."""
+    """Start the components of a run and return what `AsyncTrainingFlow` needs. The end of the block releases all.
+
+    `on_pending` gets the names of the components that are not up yet, each time that they change.
+    """
     loop = asyncio.get_running_loop()
     resumed, earlier_s, start_s = directory.started, directory.read_last_event_s(), loop.time()
 
@@ -240,8 +252,9 @@ async def open_run_context(
         calls = [lambda now_s: log.flush()] if tick is None else [lambda now_s: log.flush(), tick]
         ticking = asyncio.ensure_future(_call_periodically(calls, clock))
         try:
+            on_pending(["reward workers"])
             async with open_reward_workers(reward):
-                await components.start()
+                await components.start(on_pending)
                 events.emit(RunReady(who="run"))
                 gc.collect()
                 gc.freeze()  # a full collection would visit all modules and models, which are never garbage
@@ -294,6 +307,7 @@ def _make_run_context(
         checkpoint_dir=prepared.checkpoints,
         clock=asyncio.get_running_loop().time,
         on_trained=write_batch,
+        on_dropped=groups.write_dropped,
         on_validated=samples.write_validation,
         stages=config.stages,
     )

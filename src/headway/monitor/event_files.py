@@ -172,6 +172,12 @@ def list_stretches(directory: Path | None) -> dict[int, Path]:
     return dict(sorted(found.items()))
 
 
+def find_stretch(directory: Path, number: int) -> Path | None:
+    """Return an older stretch; the compressed form of one that is being compressed."""
+    paths = (directory / f"{number:06d}.jsonl{suffix}" for suffix in (".gz", ""))
+    return next((path for path in paths if path.exists()), None)
+
+
 def _read_lines(path: Path) -> Iterator[str]:
     """Yield the whole lines of a plain or compressed file as far as it can be read."""
     if path.suffix != ".gz" and not path.exists():

@@ -41,6 +41,9 @@ _BAR_COLUMNS = 24
 _FIXED_LINES = 9
 """Lines of the panel that are always there: four above the stages; memory, bias, an incident and the prompt below."""
 _STARTING = "starting trainer, engines and reward workers: they load the model"
+_QUIET_S, _QUIET_LATER_S, _QUIET_SHARE = 10.0, 60.0, 1 / 6
+"""Longest silence without a panel until the first step is done, and afterwards; what takes long is told less often."""
+_MILESTONES = (events.RunBegin, events.RunReady, events.StepEnd, events.ValidateEnd)
 _INCIDENT_EVENTS = (
     events.ErrorReport,
     events.BackendRestart,
@@ -69,6 +72,10 @@ class LiveDisplay:
         self._repeats: Counter[str] = Counter()
         """Incidents so far, by what they have in common."""
         self._bias_shown = self._is_starting = False
+        self._said_s: float | None = None
+        """Time of the last line about a step or the start; `None`: the run is not at work."""
+        self._repeated_s = 0.0
+        """Time of the last line that says what is waited for."""
         self._status: RunStatus | None = None
         self._live: Live | None = None
         if self._console.is_terminal:
@@ -94,6 +101,10 @@ class LiveDisplay:
                 incident = f"{incident} ({repeats:,} times so far)" if repeats in _REPEAT_MILESTONES else ""
         if isinstance(event, events.RunBegin | events.RunReady):
             self._is_starting = isinstance(event, events.RunBegin)
+        if isinstance(event, _MILESTONES):
+            self._said_s = self._repeated_s = time_s
+        elif isinstance(event, events.RunEnd):
+            self._said_s = None
         if self._live is not None:
             self.tick(time_s)
         elif isinstance(event, events.RunBegin):
@@ -121,10 +132,25 @@ class LiveDisplay:
         return isinstance(event, events.ErrorReport) and f"{event.who}: down" in before and event.message in before
 
     def tick(self, now_s: float) -> None:
-        """Redraw the panel if it is due. `now_s` is on the clock of the events."""
+        """Redraw the panel, or say what is waited for, if it is due. `now_s` is on the clock of the events."""
         if self._live is not None and now_s >= self._next_s:
             self._next_s = now_s + self._refresh_s
             self._live.update(self.panel(now_s), refresh=True)
+        elif self._live is None and self._said_s is not None:
+            longest_s = _QUIET_LATER_S if self._monitor.throughput.steps else _QUIET_S
+            if now_s - self._repeated_s >= max(longest_s, _QUIET_SHARE * (now_s - self._said_s)):
+                self._repeated_s = now_s
+                self._print(self._format_wait(now_s))
+
+    def _format_wait(self, now_s: float) -> str:
+        """Return what a run without news is waiting for."""
+        waits = self._status.culprits if self._status is not None else ()
+        awaited = f": {_keep_printable(waits[0])}" if waits else ""
+        if self._is_starting:
+            return f"[{format_duration(now_s)}] still starting{awaited}" if awaited else _STARTING
+        step = (self._monitor.lag.versions.trained or 0) + 1
+        made = f"{self._monitor.throughput.generated:,} tokens of finished requests since the last step"
+        return f"[{format_duration(now_s)}] step {step} is under way, {made}{awaited}"
 
     def show(self, status: RunStatus) -> None:
         """Take the newest status of the run, which the panel shows with the next redrawing."""
@@ -141,13 +167,14 @@ class LiveDisplay:
     def panel(self, now_s: float) -> Group:
         monitor = self._monitor
         steps = monitor.throughput.steps
-        rows: list[Table | Text] = [Text(_format_headline(monitor, now_s, self._steps), style="bold")]
+        rows: list[Group | Table | Text] = [Text(_format_headline(monitor, now_s, self._steps), style="bold")]
         if steps or monitor.incidents.validations:
             width = self._console.width
             rows.append(_format_learning(steps, monitor.incidents.validations, monitor.episodes.steps, width))
         if steps:
             rows.append(Text(_format_progress(monitor, steps[-_RECENT_STEPS:])))
-        rows.append(Text(_STARTING if self._is_starting else _format_current_step(monitor, now_s), style="dim"))
+        doing = self._format_wait(now_s) if self._is_starting else _format_current_step(monitor, now_s)
+        rows.append(Text(doing, style="dim"))
         rows.append(_make_role_grid(monitor))
         if self._status is not None:
             # Whatever the terminal, the lines above and below stay in sight: what is long in between is cut.

@@ -24,6 +24,7 @@ from headway.monitor.event_files import (
     STRETCHES,
     compute_head,
     count_bytes,
+    find_stretch,
     list_stretches,
     read_part_index,
     write_part_index,
@@ -31,8 +32,8 @@ from headway.monitor.event_files import (
 from headway.monitor.event_log import LoggedEvent, read_events
 from headway.monitor.log_index import LogIndexer, PartSummary
 
-_PART_BYTES = 1 << 23
-"""A part of a large file ends with the first step after this many bytes."""
+_PART_BYTES = 9 << 19
+"""A part of a large file ends with the first step after this many bytes: more than half of a stretch, which has two."""
 _STEP_END = b',"step.end",'
 
 
@@ -114,7 +115,7 @@ class LogFollower:
         index = read_part_index(self._directory, self._stretch, self._begin)
         if index is None:
             return None
-        stretch = list_stretches(self._stretches).get(self._stretch)
+        stretch = find_stretch(self._stretches, self._stretch)
         if stretch is not None:
             size = count_bytes(stretch)
             return index if (index.end == size if index.is_last else index.end <= size) else None

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from rich.table import Table
+from rich.console import Group
+from rich.padding import Padding
 from rich.text import Text
 
 from headway.errors import HeadwayError
@@ -109,8 +110,8 @@ class RunStatus:
             raise HeadwayError(f"not the status of a run: {error!r}") from error
 
 
-def make_stage_table(stages: Sequence[StageStatus], *, width: int | None = None) -> Table:
-    """Return a row for each stage: state, since when, items in its queue, and its oldest waits.
+def make_stage_table(stages: Sequence[StageStatus], *, width: int | None = None) -> Group:
+    """Return a row for each stage: state, since when, items in its queue, and its oldest waits on lines of their own.
 
     A table that has to fit into `width` columns has one line for each stage, with its oldest wait as far as it fits.
     """
@@ -122,13 +123,17 @@ def make_stage_table(stages: Sequence[StageStatus], *, width: int | None = None)
         )
         for stage in stages
     ]
-    table = Table.grid(padding=(0, 2))
-    taken = sum(max((len(row[place]) for row in rows), default=0) + 2 for place in range(3))
+    widths = [max((len(row[place]) for row in rows), default=0) + 2 for place in range(3)]
+    shown: list[Text | Padding] = []
     for cells, stage in zip(rows, stages, strict=True):
+        head = "".join(cell.ljust(wide) for cell, wide in zip(cells, widths, strict=True))
         lines = [f"waits for {wait.describe()}" for wait in stage.waits[:_MOST_WAITS]]
-        waits = "\n".join(lines) if width is None else _shorten("".join(lines[:1]), max(0, width - taken))
-        table.add_row(*(Text(cell, no_wrap=width is not None) for cell in (*cells, waits)))
-    return table
+        if width is not None:
+            head += _shorten("".join(lines[:1]), max(0, width - sum(widths)))
+            lines = []
+        shown.append(Text(head.rstrip(), no_wrap=True, overflow="crop"))
+        shown += [Padding(Text(line), (0, 0, 0, 4), expand=False) for line in lines]
+    return Group(*shown)
 
 
 def _shorten(text: str, length: int) -> str:

@@ -38,7 +38,7 @@ class ScalarPoint(NamedTuple):
     @property
     def is_held_out(self) -> bool:
         """Whether the numbers are those of a validation."""
-        return any(name.startswith(("held_out/", HELD_OUT_REWARD)) for name in self.values)
+        return next(iter(self.values), "").startswith(("held_out/", HELD_OUT_REWARD))  # all names are, or none
 
 
 class ScalarMeter:

@@ -76,6 +76,11 @@ class RunningGroup:
         """Return whether one of the members, finished or not, answers greedily."""
         return any(map(is_greedy_member, (*self.episodes, *self.agents)))
 
+    def known_scores(self) -> dict[str, Score]:
+        """Return the scores that are there, by sample id."""
+        done = {key: score for key, score in self.scores.items() if score.done() and not score.cancelled()}
+        return {key: score.result() for key, score in done.items() if score.exception() is None}
+
     def partials(self) -> dict[str, PartialGeneration]:
         """Return the partial sequences of unfinished members by sample id."""
         found = {sample_id: agent.partial for sample_id, agent in self.agents.items()}

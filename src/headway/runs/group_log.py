@@ -2,23 +2,27 @@
 
 A line has step, group, task, prompt, expected and members. A member has its sample, reward and its parts, advantage,
 lag, finish and turns. A turn has what the policy saw (`observation`), its tokens as texts, their log-probabilities, the
-versions that made them as [version, count], and the reward of the environment.
+versions that made them as [version, count], and the reward of the environment. A group that was dropped has the reason
+(`dropped`), the step that was under way, and those members that were finished.
 
-The first groups of a step are written. Every 32 MB of the file, only every second of the steps so far is written from
-then on, so the file of a long run stays small. A full disk stops this log, not the run.
+The first groups of a step are written, and the first that were dropped for each reason. Every 32 MB of the file, only
+every second of the steps so far is written from then on, so the file of a long run stays small. A full disk stops this
+log, not the run.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from headway.types import Batch, Sample, SampleGroup, Turn
+from headway.types import Batch, DropReason, Episode, EpisodeGroup, SampleGroup, Score, Task, Turn
 
 GROUPS_FILE = "groups.jsonl"
 _GROUPS_PER_STEP = 2
+"""Groups of a step that are written: so many trained ones, and so many dropped ones of each reason."""
 _MEMBERS_PER_GROUP = 16
 _TOKENS_PER_TURN = 2048
 _THINNING_BYTES = 32 << 20
@@ -38,14 +42,38 @@ class GroupLog:
         self._path, self._decode, self._prompt, self._answer = directory / GROUPS_FILE, decode, prompt, answer
         self._pieces: dict[int, str] = {}
         """Texts of the tokens seen so far."""
+        self._dropped: Counter[tuple[int, DropReason]] = Counter()
+        """Dropped groups that were written, by step and reason."""
 
     def write_batch(self, batch: Batch, trained: int) -> None:
         """Write the first groups of a batch."""
+        self._dropped.clear()
+        if self._is_wanted(trained):
+            self._write([self._make_row(group, trained) for group in self._choose(batch)])
+
+    def write_dropped(self, group: EpisodeGroup, scores: Mapping[str, Score], reason: DropReason, step: int) -> None:
+        """Write what was finished of a dropped group, or of one of its members."""
+        self._dropped[step, reason] += 1
+        if self._dropped[step, reason] > _GROUPS_PER_STEP or not self._is_wanted(step):
+            return
+        texts = [episode for episode in group.episodes if episode.turns and episode.turns[-1].generation.image is None]
+        members = [
+            self._make_member(episode, scores.get(episode.sample_id), step) for episode in texts[:_MEMBERS_PER_GROUP]
+        ]
+        if members:
+            head = self._make_head(group.group_id, group.task, step)
+            self._write([{**head, "dropped": str(reason), "members": members, "size": len(texts)}])
+
+    def _is_wanted(self, step: int) -> bool:
         try:
             size = self._path.stat().st_size if self._path.exists() else 0
-            if trained % (1 << min(20, size // _THINNING_BYTES)):
-                return
-            lines = [json.dumps(self._make_row(group, trained), ensure_ascii=False) for group in self._choose(batch)]
+        except OSError:
+            return False
+        return step % (1 << min(20, size // _THINNING_BYTES)) == 0
+
+    def _write(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        lines = [json.dumps(row, ensure_ascii=False) for row in rows]
+        try:
             if lines:
                 with self._path.open("a", encoding="utf-8", errors="replace") as log:
                     log.write("".join(f"{line}\n" for line in lines))
@@ -58,27 +86,37 @@ class GroupLog:
         return texts[:_GROUPS_PER_STEP]
 
     def _make_row(self, group: SampleGroup, trained: int) -> dict[str, Any]:
-        task = group.task
+        members = [
+            {
+                **self._make_member(sample.episode, sample.score, trained),
+                "advantage": round(sample.advantage, 5),
+            }
+            for sample in group.samples[:_MEMBERS_PER_GROUP]
+        ]
         return {
-            "step": trained,
-            "group": group.group_id,
+            **self._make_head(group.group_id, group.task, trained),
+            "members": members,
+            "size": len(group.samples),
+        }
+
+    def _make_head(self, group_id: int, task: Task, step: int) -> dict[str, Any]:
+        return {
+            "step": step,
+            "group": group_id,
             "task": task.position,
             "domain": task.domain,
             "prompt": task.data.get(self._prompt, ""),
             "expected": task.data.get(self._answer) if self._answer else None,
-            "members": [self._make_member(sample, trained) for sample in group.samples[:_MEMBERS_PER_GROUP]],
-            "size": len(group.samples),
         }
 
-    def _make_member(self, sample: Sample, trained: int) -> dict[str, Any]:
-        score, episode = sample.score, sample.episode
+    def _make_member(self, episode: Episode, score: Score | None, step: int) -> dict[str, Any]:
+        runs = episode.runs
         return {
-            "sample": sample.sample_id,
+            "sample": episode.sample_id,
             "reward": None if score is None else score.value,
             "parts": {} if score is None else dict(score.parts),
-            "advantage": round(sample.advantage, 5),
-            "lag": trained - 1 - sample.oldest,
-            "length": sample.actions,
+            "lag": step - 1 - min((run.version for run in runs), default=step - 1),
+            "length": sum(run.count for run in runs),
             "finish": str(episode.turns[-1].generation.finish),
             "turns": [self._make_turn(turn) for turn in episode.turns],
         }

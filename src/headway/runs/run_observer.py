@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,19 +18,26 @@ from headway.processes.control_socket import serve_control_socket
 from headway.runs.run_directory import make_control_handler
 from headway.runs.status_file import WRITE_EVERY_S, stamp_status, write_status
 
-_SHOW_EVERY_S = 1.0
+_MOST_NAMES = 6
 
 
 class RunObserver:
     """A context manager around a whole run. The status file says from the first to the last moment how the run is.
 
-    `show` gets the status every second, for a display.
+    `show` gets the status every `show_every_s`, for a display.
     """
 
     def __init__(
-        self, directory: Path, *, trained: int, steps: int, show: Callable[[RunStatus], None] | None = None
+        self,
+        directory: Path,
+        *,
+        trained: int,
+        steps: int,
+        show: Callable[[RunStatus], None] | None = None,
+        show_every_s: float = 1.0,
     ) -> None:
-        self._directory, self._show, self._meter = directory, show, ResourceMeter()
+        self._directory, self._show, self._show_every_s = directory, show, show_every_s
+        self._meter = ResourceMeter()
         self._last = RunStatus(phase="starting", trained=trained, steps=steps)
         self.summary: RunSummary | None = None
         """How the run ended, once it has."""
@@ -52,6 +59,14 @@ class RunObserver:
     def note_block(self, culprit: str) -> None:
         """Write what blocks the event loop, which keeps the run from answering. Called on another thread."""
         write_status(self._directory, replace(self._last, culprits=(culprit,)))
+
+    def note_pending(self, names: Sequence[str]) -> None:
+        """Write which components are not up yet while the run starts."""
+        culprits = (f"{', '.join(names[:_MOST_NAMES])}{' …' if len(names) > _MOST_NAMES else ''}",) if names else ()
+        self._last = replace(self._last, culprits=culprits)
+        write_status(self._directory, self._last)
+        if self._show is not None:
+            self._show(self._last)
 
     @asynccontextmanager
     async def watch(self, flow: AsyncTrainingFlow, events: EventLog) -> AsyncIterator[None]:
@@ -92,4 +107,4 @@ class RunObserver:
     async def _refresh(self, take: Callable[[], RunStatus], show: Callable[[RunStatus], None]) -> None:
         while True:
             show(take())
-            await asyncio.sleep(_SHOW_EVERY_S)
+            await asyncio.sleep(self._show_every_s)

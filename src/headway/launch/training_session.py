@@ -112,7 +112,7 @@ def prepare_run(resolved: ResolvedConfig, *, on_phase: Callable[[str], None] = l
         check_hub_access(config.push_to_hub, "push_to_hub")
     reward = make_run_rewards(config)
     order_stages(config.stages, critic=resolved.derived.needs_critic)
-    on_phase("devices and model")
+    on_phase("the model (torch and transformers are imported first)")
     placement, family = plan_placement(resolved), select_model_family(resolved)
     policy = family.find_policy(resolved)
     _check_context_length(resolved, policy)

@@ -17,11 +17,10 @@ _REWARD = '''"""A reward takes the text of an answer and its row of the data, an
 
 
 def closeness(text, row):
-    """1 for the right sum, at most a half for others."""
+    """1 for the right sum, a fifth less for each that it is off, 0 for what is no number."""
     if not text.strip().isdigit():
         return 0.0
-    off = abs(int(text) - int(row["answer"]))
-    return 1.0 if off == 0 else max(0.0, 0.5 - off / 10)
+    return max(0.0, 1 - abs(int(text) - int(row["answer"])) / 5)
 '''
 _CONFIG = """# headway train run.yaml --dry-run     reads and checks everything, starts nothing
 # headway train run.yaml               trains; Ctrl-C stops it after the step, and the same command goes on

@@ -25,14 +25,15 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
+import os
 import random
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
-from copy import deepcopy
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -42,7 +43,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config
 from engine_attention import BANDWIDTH, measure_attention, time_events
 from engine_host import measure_host
 from headway.engines.base import Progress, Request
-from headway.engines.native.decode_graphs import DecodeShape, choose_splits
+from headway.engines.native.decode_graphs import DecodeShape, choose_splits, round_up_lanes
 from headway.engines.native.native_engine import NativeEngine
 from headway.engines.native.settings import NativeSettings
 from headway.engines.threaded_engine import SwitchWeights
@@ -219,21 +220,41 @@ async def generate(model: PreTrainedModel, name: str) -> None:
 
 async def exact(model: PreTrainedModel, name: str) -> None:
     print(f"\n## {name}: log-probabilities, 32 answers of 512 tokens")
-    finer = deepcopy(model).float()
     for dtype, kv_dtype in (("bfloat16", "auto"), ("float16", "auto"), ("fp8", "auto"), ("fp8", "fp8")):
         engine = await engine_of(model, name, slots=32, slot_tokens=PROMPT + 512, dtype=dtype, kv_dtype=kv_dtype)
         asked = requests([512] * 32, model.config.vocab_size)
         _, parts = await answer(engine, asked)
         await engine.close()
         found = torch.tensor([part.logps for part in parts], device="cuda")
-        forwards = {"bfloat16": full(model, asked, parts), "float32": full(finer, asked, parts)}
+        forwards = {"bfloat16": full(model, asked, parts)}
+        with in_float32(model):
+            forwards["float32"] = full(model, asked, parts)
         pairs = {
             f"{dtype} engine (KV {kv_dtype}) − float32 forward": found - forwards["float32"],
             f"{dtype} engine (KV {kv_dtype}) − bfloat16 forward": found - forwards["bfloat16"],
             "bfloat16 − float32 forward": forwards["bfloat16"] - forwards["float32"],
         }
         for title, gap in pairs.items():
-            print(f"{title}: largest {gap.abs().max():.2e}, mean |·| {gap.abs().mean():.2e}, mean {gap.mean():+.1e}")
+            size = gap.abs()
+            print(f"{title}: largest {size.max():.2e}, mean |·| {size.mean():.2e}, mean {gap.mean():+.1e}", flush=True)
+
+
+@contextmanager
+def in_float32(model: PreTrainedModel) -> Iterator[None]:
+    """Compute in float32 with the same weights. A layer is widened while it runs, which loses nothing."""
+    narrow, inner = model.dtype, model.model
+    hooks = []
+    for layer in inner.layers:
+        hooks.append(layer.register_forward_pre_hook(lambda module, _: module.float() and None))
+        hooks.append(layer.register_forward_hook(lambda module, *_: module.to(narrow) and None))
+    inner.embed_tokens.float()
+    inner.norm.float()
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+        model.to(narrow)
 
 
 @torch.no_grad()
@@ -335,8 +356,46 @@ async def prompt(model: PreTrainedModel, name: str) -> None:
     await engine.close()
 
 
-LONG: dict[str, Any] = {"seconds": None, "bytes": None}
-"""When the long answers are stopped, and the memory of their KV cache."""
+LONG: dict[str, Any] = {"seconds": None, "bytes": None, "after": None}
+"""When the long answers are stopped, the memory of their KV cache, and the file that they wait for."""
+
+
+def capture(fewest: int, longest: int) -> Callable[[Any], list[Any]]:
+    """A command for the worker: capture every shape from so many lanes on and up to so many tokens.
+
+    vLLM does the same when it starts: captures and compiling are not timed.
+    """
+
+    def capture_shapes(core: Any) -> list[Any]:
+        runner = core._runner
+        with torch.inference_mode(), torch.cuda.stream(runner._stream):
+            runner._lanes.copy_(runner._empty_lanes)
+            for lanes in sorted({round_up_lanes(count, runner._slots) for count in range(fewest, runner._slots + 1)}):
+                shares = {choose_splits(lanes, runner._kv_heads, tokens) for tokens in range(64, longest + 1, 64)}
+                for splits in sorted(shares):
+                    runner._run(DecodeShape(lanes, splits, False))
+            torch.cuda.synchronize()
+            runner._changes = -1
+        return []
+
+    return capture_shapes
+
+
+async def wait_for(file: str | None, seconds: float = 100) -> None:
+    """Wait until a file is there."""
+    for _ in range(int(seconds * 10) if file else 0):
+        if await asyncio.to_thread(os.path.exists, str(file)):
+            return
+        await asyncio.sleep(0.1)
+
+
+def count_left_over(core: Any) -> list[Any]:
+    """Pages and slots that somebody holds when nobody should."""
+    slots = core.scheduler.slots
+    core.scheduler.forget_shared_prefixes()
+    left = slots.pool.used + slots.saved_pages + len(slots._running)
+    assert not left, f"{slots.pool.used} pages, {slots.saved_pages} saved ones and {len(slots._running)} slots leaked"
+    return []
 
 
 async def long(model: PreTrainedModel, name: str) -> None:
@@ -352,6 +411,13 @@ async def long(model: PreTrainedModel, name: str) -> None:
         return []
 
     begin = time.perf_counter()
+    stopped = LONG["seconds"] is not None  # not many steps then, and many lanes to the end
+    await engine._get_thread().call(capture(96 if stopped else 1, 4096 if stopped else most))
+    await answer(engine, requests([64] * 256, model.config.vocab_size, "w"))
+    print(f"shapes captured and 256 short answers in {time.perf_counter() - begin:.1f} s", flush=True)
+    await wait_for(LONG["after"])
+    print("now", flush=True)
+    begin = time.perf_counter()
     parts = [Progress() for _ in asked]
     running = [
         asyncio.create_task(engine.generate(each, part))
@@ -364,11 +430,13 @@ async def long(model: PreTrainedModel, name: str) -> None:
         print("stopped by the clock")
     took = time.perf_counter() - begin
     made = sum(len(part.actions) for part in parts)
-    assert all(len(part.actions) == len(part.logps) for part in parts)
+    for part in parts:
+        assert len(part.actions) == len(part.logps) == sum(run.count for run in part.runs)
     await engine._get_thread().call(look)
+    await engine._get_thread().call(count_left_over)
     print(
-        f"{made:,} of {sum(asked):,} tokens in {took:.1f} s: {made / took:,.0f} tok/s, captures included; "
-        f"{found['pages']:,} pages of 64, {found['preempted']} preemptions"
+        f"{made:,} of {sum(asked):,} tokens in {took:.1f} s: {made / took:,.0f} tok/s; "
+        f"{found['pages']:,} pages of 64, {found['preempted']} preemptions, nothing left over"
     )
     await engine.close()
 
@@ -448,9 +516,10 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--kv-dtype", choices=["auto", "fp8"], default="auto", help="of its KV cache")
     parser.add_argument("--long-seconds", type=float, help="stop `long` after so many seconds")
     parser.add_argument("--long-kv-gib", type=float, help="give `long` less memory than there is")
+    parser.add_argument("--long-after", help="let `long` wait for this file, while another engine starts")
     options = parser.parse_args(arguments)
     PRECISION.update(dtype=options.dtype, kv_dtype=options.kv_dtype)
-    LONG["seconds"] = options.long_seconds
+    LONG.update(seconds=options.long_seconds, after=options.long_after)
     LONG["bytes"] = None if options.long_kv_gib is None else int(options.long_kv_gib * 2**30)
     if "host" in options.parts:
         measure_host(requests([512] * 512, 1000))

@@ -14,6 +14,7 @@ import argparse
 import os
 import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
@@ -73,7 +74,7 @@ def answer(engine: Any, lengths: list[int], mark: str, seconds: float | None = N
     states = inner.output_processor.request_states
     made += sum(state.detokenizer.num_output_tokens() for state in states.values())
     if states:
-        inner.abort_request(list(states))
+        inner.abort_request(list(states), internal=True)
     return made, took
 
 
@@ -84,13 +85,27 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, help="stop `long` after so many seconds")
     parser.add_argument("--quantization", help="such as fp8")
     parser.add_argument("--memory", type=float, default=0.85, help="share of the card")
+    parser.add_argument("--kv-gib", type=float, help="memory of the KV cache; for a card that others use meanwhile")
+    parser.add_argument("--ready", help="make this file when vLLM has started")
+    parser.add_argument("--after", help="wait for this file then, at most four minutes")
     options = parser.parse_args()
     longest = 32768 if "long" in options.lengths else 4096
     slots = 256 if options.lengths == ["long"] else 512
     engine = start(
-        options.model, longest, slots, gpu_memory_utilization=options.memory, quantization=options.quantization
+        options.model,
+        longest,
+        slots,
+        gpu_memory_utilization=options.memory,
+        quantization=options.quantization,
+        kv_cache_memory_bytes=None if options.kv_gib is None else int(options.kv_gib * 2**30),
     )
     answer(engine, [64] * slots, "w")
+    if options.ready:
+        Path(options.ready).touch()
+    for _ in range(2400 if options.after else 0):
+        if Path(options.after).exists():
+            break
+        time.sleep(0.1)
     for chosen in options.lengths:
         lengths = (
             log_normal(256, 4096, 32768 - PROMPT)

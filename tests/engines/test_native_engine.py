@@ -55,7 +55,7 @@ def test_stop_strings_without_a_tokenizer_are_refused() -> None:
     run(scenario())
 
 
-def test_a_prompt_that_fills_the_slot_is_refused_with_both_numbers_and_hurts_nobody() -> None:
+def test_a_prompt_that_cannot_be_served_is_refused_with_its_numbers_and_hurts_nobody() -> None:
     async def scenario() -> None:
         model = counting_model()
         engine = make_engine(model, slot_tokens=16)
@@ -64,6 +64,9 @@ def test_a_prompt_that_fills_the_slot_is_refused_with_both_numbers_and_hurts_nob
             await engine.generate(request(prompt=range(16)), Progress())
         with pytest.raises(EngineError, match="empty"):
             await engine.generate(request(prompt=[]), Progress())
+        for unknown in (128, -1):
+            with pytest.raises(EngineError, match=rf"token {unknown}, and the model knows 0 to 127"):
+                await engine.generate(request(prompt=[1, unknown, 2]), Progress())
         progress = Progress()
         assert await engine.generate(request(prompt=range(10), count=99), progress) is FinishReason.LENGTH
         assert list(progress.actions) == [10, 11, 12, 13, 14, 15], "a full slot is an end by length"

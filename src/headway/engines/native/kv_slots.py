@@ -7,6 +7,7 @@ another one; saved tokens stay within a budget, least recently used first out. H
 carries out what is decided here.
 """
 
+from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -45,8 +46,8 @@ class NativeSequence:
         """Prompt and actions."""
         self.limit = min(self.prompt_length + self.params.max_new_tokens, slot_tokens)
         """Number of tokens at which it ends by length."""
-        self.prefix = tuple(prompt) if request.prefix_key >= 0 else None
-        """The prompt, where others may share it."""
+        self.prefix = _digest(prompt) if request.prefix_key >= 0 else None
+        """Stands for the prompt, where others may share it: comparing long prompts at every step would take long."""
         self.session, self.continues = request.session, request.continues
         self.era = -1
         """The weights it began under: how often they had changed."""
@@ -96,6 +97,10 @@ class NativeSequence:
         if len(self.tokens) > self.prompt_length and self.tokens[-1] in eos:
             return FinishReason.STOP
         return FinishReason.LENGTH if len(self.tokens) >= self.limit else None
+
+
+def _digest(tokens: Sequence[int]) -> bytes:
+    return blake2b(array("q", tokens).tobytes(), digest_size=16).digest()
 
 
 class KvCacheMoves(Protocol):
@@ -235,10 +240,10 @@ class PrefixCache:
     def __init__(self, budget_tokens: int, moves: KvCacheMoves) -> None:
         self._budget = budget_tokens
         self._moves = moves
-        self._saved: OrderedDict[tuple[int, ...] | str, _SavedPrefix] = OrderedDict()
+        self._saved: OrderedDict[bytes | str, _SavedPrefix] = OrderedDict()
         """Saved KV of each prompt, or of each session."""
         self._tokens = 0
-        self._leaders: dict[tuple[int, ...], NativeSequence] = {}
+        self._leaders: dict[bytes, NativeSequence] = {}
         """The sequence that prefills a prompt for the others, by prompt."""
         self._numbers = count()
         self._era = 0
@@ -260,7 +265,7 @@ class PrefixCache:
         """Give saved KV to a sequence that has just got its row, or make it prefill the prompt for the others."""
         sequence.era = self._era
         prompt = sequence.prefix
-        if prompt is None or len(prompt) > self._budget:
+        if prompt is None or sequence.prompt_length > self._budget:
             self._continue_turn(sequence)
             return
         saved = self._saved.get(prompt)
@@ -269,20 +274,20 @@ class PrefixCache:
             return
         self._saved.move_to_end(prompt)
         self.shared_prompts += 1
-        self._restore(sequence, saved, len(prompt))
+        self._restore(sequence, saved, sequence.prompt_length)
 
     def record_prefill(self, sequence: NativeSequence) -> None:
         """Save the prompt once a step has prefilled the whole of it."""
-        prompt = sequence.prefix
-        if prompt is None or not self.is_leader(sequence) or sequence.cached < len(prompt):
+        prompt, length = sequence.prefix, sequence.prompt_length
+        if prompt is None or not self.is_leader(sequence) or sequence.cached < length:
             return
         del self._leaders[prompt]
-        self._save(prompt, sequence, prompt, len(prompt))
+        self._save(prompt, sequence, sequence.tokens[:length], length)
 
     def release(self, sequence: NativeSequence, *, completed: bool) -> None:
         """Let a sequence go that still has its row: another one must prefill its prompt; a completed turn is saved."""
         if self.is_leader(sequence):
-            del self._leaders[sequence.prefix or ()]
+            del self._leaders[sequence.prefix or b""]
         if completed and sequence.continues and sequence.era == self._era:
             length = min(sequence.cached, len(sequence.tokens) - 1)
             self._forget_session(sequence.session)
@@ -312,7 +317,7 @@ class PrefixCache:
         self._moves.restore(saved.number, sequence.row, length)
         sequence.cached = length
 
-    def _save(self, key: tuple[int, ...] | str, sequence: NativeSequence, tokens: Sequence[int], length: int) -> None:
+    def _save(self, key: bytes | str, sequence: NativeSequence, tokens: Sequence[int], length: int) -> None:
         while self._tokens + len(tokens) > self._budget:
             self._evict()
         saved = _SavedPrefix(next(self._numbers), tokens)

@@ -20,6 +20,7 @@ from headway.engines.native.served_parameters import ServedParameters
 from headway.engines.native.settings import NativeSettings
 from headway.engines.native.step_runner import StepRunner
 from headway.engines.threaded_engine import MakeReceiver, ThreadedEngine
+from headway.errors import EngineError
 from headway.types import FinishReason
 from headway.weights.base import OpenPayload, WeightReceiver
 
@@ -58,6 +59,8 @@ class NativeEngine(ThreadedEngine[ServedParameters]):
         self._configured_eos = None if eos is None else frozenset(eos)
         self._eos: frozenset[int] = self._configured_eos or frozenset()
         """Tokens that end a sequence; the model's own where none were given."""
+        self._vocabulary = 0
+        """Rows of the model's embedding, once there is a model."""
         self._make_core = make_core or (
             make_block_core if self._settings.device != "cpu" else make_step_core(make_runner)
         )
@@ -97,6 +100,12 @@ class NativeEngine(ThreadedEngine[ServedParameters]):
             decodes=self._decode is not None,
             most_tokens=slot_tokens,
         )
+        if not 0 <= min(request.prompt) <= max(request.prompt) < self._vocabulary:  # a GPU would not survive it
+            outside = next(token for token in request.prompt if not 0 <= token < self._vocabulary)
+            raise EngineError(
+                f"{self.name}: {request.request_id}: the prompt has token {outside}, and the model knows 0 to "
+                f"{self._vocabulary - 1}: does the tokenizer belong to it?"
+            )
         number, seed = next(self._numbers), self._settings.seed
         sequence = NativeSequence(request, progress.actions, number=number, slot_tokens=slot_tokens, seed=seed)
         sequence.routed = progress.routed_tokens
@@ -104,6 +113,7 @@ class NativeEngine(ThreadedEngine[ServedParameters]):
 
     def _build(self) -> tuple[ServedParameters, EngineCore[Any, Any]]:
         model = self._model()
+        self._vocabulary = model.get_input_embeddings().weight.shape[0]
         self._eos = self._configured_eos if self._configured_eos is not None else _read_end_tokens(model)
         return self._make_core(model, self._settings, self._eos, self._has_stopped)
 

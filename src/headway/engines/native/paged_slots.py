@@ -67,7 +67,7 @@ class PagedSlots:
         self._limits = np.zeros(settings.slots, dtype=np.int64)
         self._room = np.zeros(settings.slots, dtype=np.int64)
         """Tokens that fit into the pages of a slot."""
-        self._leaders: dict[tuple[int, ...], NativeSequence] = {}
+        self._leaders: dict[bytes, NativeSequence] = {}
         """The sequence that prefills a prompt for the others, by prompt."""
         self._stays = count()
         self._era = 0
@@ -140,14 +140,14 @@ class PagedSlots:
         """Share what a sequence has prefilled, once that is all it has to."""
         if sequence.missing <= self._held_back_tokens:
             if self.is_leader(sequence):
-                del self._leaders[sequence.prefix or ()]
+                del self._leaders[sequence.prefix or b""]
             if sequence.era == self._era:
                 self._tree.insert(sequence.tokens, sequence.cached, sequence.pages)
 
     def release(self, sequence: NativeSequence, *, completed: bool) -> None:
         """Let a sequence go; a completed turn stays in the tree for the next one of its session."""
         if self.is_leader(sequence):
-            del self._leaders[sequence.prefix or ()]
+            del self._leaders[sequence.prefix or b""]
         if sequence.row >= 0:
             if completed and sequence.continues and sequence.era == self._era:
                 length = min(sequence.cached, len(sequence.tokens) - 1)
@@ -194,7 +194,7 @@ class PagedSlots:
         """Take slot and pages from a sequence. What a block in flight draws for it is still entered."""
         self.preemptions += 1
         if self.is_leader(sequence):
-            del self._leaders[sequence.prefix or ()]
+            del self._leaders[sequence.prefix or b""]
         decodes, pages = sequence.number in self._lanes, sequence.pages
         if self.saved_pages + len(pages) <= self._moves.host_pages:
             self.saved_pages += len(pages)

@@ -2,6 +2,7 @@
 
     python benchmarks/end_to_end.py                                  # one GPU: 0.5B shape, 32 prompts × 8 × 512 tokens
     python benchmarks/end_to_end.py --mean-length 400 --length 4096 --reward-s 1    # a long tail, and a judge
+    python benchmarks/end_to_end.py --shape 7B --lora-rank 32 --mean-length 1000 --length 4096 --alpha 0 1
     python benchmarks/end_to_end.py --shape tiny --prompts 4 --length 16 --device cpu     # does it run at all?
 
 The model is random, of the shape of Qwen2.5, and hardly ever ends an answer, so that all answers are as long as they
@@ -41,6 +42,17 @@ SHAPES: dict[str, dict[str, int]] = {
     "0.5B": {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14},
     "1.5B": {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12},
 }
+LARGE_SHAPES: dict[str, dict[str, int]] = {
+    "7B": {
+        "hidden_size": 3584,
+        "intermediate_size": 18944,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+        "tie_word_embeddings": False,
+    },
+}
+"""Shapes that only runs with adapters have room for."""
 WATCH = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", "-lms", "100"]
 
 
@@ -65,17 +77,18 @@ def make_model(directory: Path, args: argparse.Namespace) -> Path:
     ends = [tokenizer.eos_token_id]
     if args.mean_length:
         ends += range(vocabulary - round(vocabulary / args.mean_length), vocabulary)
+    usual = {"num_key_value_heads": 2, "tie_word_embeddings": True}
     config = Qwen2Config(
         vocab_size=vocabulary,
-        num_key_value_heads=2,
         max_position_embeddings=32_768,
-        tie_word_embeddings=True,
         eos_token_id=ends,
         pad_token_id=tokenizer.pad_token_id,
-        **SHAPES[args.shape],
+        **(usual | (SHAPES | LARGE_SHAPES)[args.shape]),
     )
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16 if args.device == "cuda" else torch.float32)
+    dtype = torch.bfloat16 if args.device == "cuda" else torch.float32
+    with torch.device(args.device):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     return directory
@@ -100,7 +113,10 @@ def configuration(args: argparse.Namespace, model: Path, alpha: int, run_dir: Pa
         "eval_steps": 0,
         "track_with": [],
         "actor_train": {
-            "model_args": {"disable_gradient_checkpointing": not args.checkpointing},
+            "model_args": {
+                "disable_gradient_checkpointing": not args.checkpointing,
+                **({"lora_rank": args.lora_rank} if args.lora_rank else {}),
+            },
             "training_args": {"learning_rate": 1e-7, "per_device_train_batch_size": args.micro_batch},
             "data_args": {"file_name": "addition"},
         },
@@ -232,7 +248,7 @@ def machine() -> str:
 def arguments() -> argparse.Namespace:
     """What to run."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
-    parser.add_argument("--shape", choices=SHAPES, default="0.5B")
+    parser.add_argument("--shape", choices=SHAPES | LARGE_SHAPES, default="0.5B")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--alpha", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--prompts", type=int, default=32)
@@ -245,6 +261,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--warmup", type=int, default=2)
     parser.add_argument("--micro-batch", type=int, default=32)
     parser.add_argument("--reward-s", type=float, default=0.0)
+    parser.add_argument("--lora-rank", type=int, default=0, help="train adapters of this rank instead of the weights")
     parser.add_argument("--checkpointing", action=argparse.BooleanOptionalAction, default=True)
     return parser.parse_args()
 

@@ -1,7 +1,7 @@
 """What a training step costs on one GPU: seconds, tokens a second, memory, and the share of the chip's peak (MFU).
 
     python benchmarks/trainer_gpu.py                          # 0.5B and 1.5B, answers of 512, 4k, 16k and 64k tokens
-    python benchmarks/trainer_gpu.py --shapes 0.5B --lengths 512 --profile
+    python benchmarks/trainer_gpu.py --shapes 0.5B --lengths 512 --pack 18432 36864 --profile
     python benchmarks/trainer_gpu.py --shapes 0.5B --lengths 131072 --tokens 262144 --activations recomputed offloaded
     python benchmarks/trainer_gpu.py --device cpu --shapes tiny --lengths 8 64 --tokens 128 --pack 72     # does it run?
 
@@ -92,14 +92,15 @@ class Case:
     shape: str
     length: int
     activations: str
+    pack: int
     prompts: int
     group: int
 
     @classmethod
-    def of(cls, shape: str, length: int, activations: str, tokens: int) -> Case:
+    def of(cls, shape: str, length: int, activations: str, pack: int, tokens: int) -> Case:
         """Make groups of eight, or of as many as `tokens` allow, but of two at least."""
         group = max(2, min(8, tokens // length))
-        return cls(shape, length, activations, max(1, tokens // (group * length)), group)
+        return cls(shape, length, activations, pack, max(1, tokens // (group * length)), group)
 
 
 async def measured(case: Case, args: argparse.Namespace) -> dict[str, Any]:
@@ -108,7 +109,7 @@ async def measured(case: Case, args: argparse.Namespace) -> dict[str, Any]:
         advantages=AdvantageSettings(),
         precision="bf16" if args.device == "cuda" else "fp32",
         device=args.device,
-        micro_batch_tokens=args.pack,
+        micro_batch_tokens=case.pack,
         gradient_checkpointing=case.activations != "kept",
         activation_offload=case.activations == "offloaded",
         fused_layers=not args.plain,
@@ -116,18 +117,22 @@ async def measured(case: Case, args: argparse.Namespace) -> dict[str, Any]:
     store = WeightStore(wire_dtype=torch.bfloat16, arena=DeviceArena(args.device))
     trainer = LocalTrainer(lambda: model_of(case.shape, args.device), settings, store)
     work = (case.prompts, case.group, case.length)
-    batches = [batch_of(version, *work) for version in range(args.steps + args.warmup)]
+    batches = [batch_of(version, *work) for version in range(args.warmup + args.steps + args.profile)]
     for batch in batches[: args.warmup]:
         await trainer.train(batch)
-    if args.profile:
-        await _profile(trainer, batches[args.warmup], args)
-        return {}
+    gc.collect()
+    gc.freeze()  # as a run does: a full collection would visit all that was imported
     if args.device == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    began = time.perf_counter()
-    for batch in batches[args.warmup :]:
+    times_s = []
+    for batch in batches[args.warmup : args.warmup + args.steps]:
+        began = time.perf_counter()
         metrics = await trainer.train(batch)
-    step_s = (time.perf_counter() - began) / args.steps
+        times_s.append(time.perf_counter() - began)
+    step_s = sum(times_s) / args.steps
+    gb = torch.cuda.max_memory_allocated() / 1e9 if args.device == "cuda" else float("nan")
+    if args.profile:
+        await _profile(trainer, batches[-1], args)
     model, tokens = trainer.learner.policy.causal, metrics["packed_tokens"]
     needed, uncut = (operations(model, tokens, *work, causal=causal) for causal in (True, False))
     peak = 1e12 * (peak_tflops(args.device) or float("nan"))
@@ -137,12 +142,13 @@ async def measured(case: Case, args: argparse.Namespace) -> dict[str, Any]:
         **asdict(case),
         "activations": "offloaded" if policy.offload else "recomputed" if policy.recompute else "kept",
         "step_s": step_s,
+        "steps_s": [round(one, 3) for one in times_s],
         "samples": case.prompts * case.group / step_s,
         "tokens": metrics["tokens"] / step_s,
         "tflops": needed / step_s / 1e12,
         "mfu": needed / step_s / peak,
         "mfu_uncut": uncut / step_s / peak,
-        "gb": torch.cuda.max_memory_allocated() / 1e9 if args.device == "cuda" else float("nan"),
+        "gb": gb,
         "pack_tokens": metrics["micro_batch_tokens"],
     }
 
@@ -150,13 +156,40 @@ async def measured(case: Case, args: argparse.Namespace) -> dict[str, Any]:
 async def _profile(trainer: LocalTrainer, batch: Batch, args: argparse.Namespace) -> None:
     from torch.profiler import ProfilerActivity, profile
 
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if args.device == "cuda" else [])]
+    on_gpu = args.device == "cuda"
     began = time.perf_counter()
-    with profile(activities=activities) as found:
+    with profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as found:
         await trainer.train(batch)
-    print(f"{time.perf_counter() - began:.2f} s with the profiler")
-    key = "self_cuda_time_total" if args.device == "cuda" else "self_cpu_time_total"
-    print(found.key_averages().table(sort_by=key, row_limit=40, max_name_column_width=70))
+    print(f"{time.perf_counter() - began:.3f} s with the profiler")
+    kind = torch.autograd.DeviceType.CUDA if on_gpu else torch.autograd.DeviceType.CPU
+    spans = [(one.time_range.start, one.time_range.end, one.name) for one in found.events() if one.device_type == kind]
+    if spans:
+        show_kernels(spans)
+    else:  # the work of another thread on a CPU, for instance
+        print(found.key_averages().table(row_limit=40, max_name_column_width=70))
+
+
+def show_kernels(spans: list[tuple[float, float, str]], rows: int = 45) -> None:
+    """Print what kernels cost by name, how long none ran, and between which kernels, from (begin, end, name) in µs."""
+    spans.sort()
+    by_name: dict[str, list[float]] = {}
+    for begin, end, name in spans:
+        by_name.setdefault(name, []).append(end - begin)
+    gaps, busy_until, before = [], spans[0][0], "the begin"
+    for begin, end, name in spans:
+        if begin > busy_until:
+            gaps.append((begin - busy_until, busy_until - spans[0][0], before, name))
+        if end > busy_until:
+            busy_until, before = end, name
+    idle, span = sum(gap[0] for gap in gaps), busy_until - spans[0][0]
+    print(f"{len(spans)} kernels and copies in {span / 1e3:.1f} ms, none of them running for {idle / 1e3:.1f} ms")
+    for low, high in ((0, 5), (5, 20), (20, 100), (100, 1000), (1000, 1e9)):
+        some = [gap[0] for gap in gaps if low <= gap[0] < high]
+        print(f"  gaps of {low} to {high:g} us: {len(some)}, together {sum(some) / 1e3:.1f} ms")
+    for gap, at, first, second in sorted(gaps, reverse=True)[:12]:
+        print(f"  {gap / 1e3:8.2f} ms at {at / 1e3:8.1f} ms, between {first[:60]} and {second[:60]}")
+    for name, times in sorted(by_name.items(), key=lambda pair: -sum(pair[1]))[:rows]:
+        print(f"  {sum(times) / 1e3:8.2f} ms {len(times):6d} x {sum(times) / len(times):9.1f} us  {name[:150]}")
 
 
 def main() -> None:
@@ -164,24 +197,25 @@ def main() -> None:
     args = arguments()
     table = Table(
         "shape", "tokens", "samples", "activations", "s/step", "samples/s", "tokens/s", "TFLOP/s", "MFU", "uncut", "GB",
-        title=f"packs of {args.pack:,} tokens, {machine()}",
+        title=f"packs of {', '.join(f'{pack:,}' for pack in args.pack)} tokens, {machine()}",
     )  # fmt: skip
     cases = [
-        Case.of(shape, length, activations, args.tokens)
+        Case.of(shape, length, activations, pack, args.tokens)
         for shape in args.shapes
         for length in args.lengths
         for activations in args.activations
+        for pack in args.pack
     ]
     for case in cases:
         try:
             row = asyncio.run(measured(case, args))
         except Exception as error:
             row = {**asdict(case), "error": f"{type(error).__name__}: {error}"[:200]}
-        if args.out and row:
+        if args.out:
             with args.out.open("a") as file:
                 print(json.dumps(row), file=file)
-        if row:
-            table.add_row(*cells(row))
+        table.add_row(*cells(row))
+        gc.unfreeze()
         gc.collect()
         if args.device == "cuda":
             torch.cuda.empty_cache()
@@ -214,12 +248,16 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--tokens", type=int, default=2**17, help="of all answers of a step")
     parser.add_argument(
-        "--pack", type=int, default=32 * (PROMPT + 512), help="tokens of one pass; a longer answer is one"
+        "--pack",
+        type=int,
+        nargs="+",
+        default=[32 * (PROMPT + 512)],
+        help="tokens of one pass; a longer answer is one; several give a row each",
     )
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--warmup", type=int, default=2)
     parser.add_argument("--plain", action="store_true", help="layers as transformers computes them")
-    parser.add_argument("--profile", action="store_true", help="where the time of one step goes")
+    parser.add_argument("--profile", action="store_true", help="print where the time of one more step goes")
     parser.add_argument("--out", type=Path, help="a file that gets every row as JSON")
     return parser.parse_args()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -61,7 +61,14 @@ def test_rotations(heads: int, kv: int, size: int) -> None:
     def rotated(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         return layer_functions.rotate(q, k, angle.cos().bfloat16().to(q.dtype), angle.sin().bfloat16().to(q.dtype))
 
+    def rotated_parts(x: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries and keys are parts of wider rows, as one product makes them."""
+        return rotated(
+            *(part.unflatten(1, (-1, size)) for part in x[:, : -2 * size].split([heads * size, kv * size], 1))
+        )
+
     assert compare(rotated, (777, heads, size), (777, kv, size)) < LIMIT
+    assert compare(rotated_parts, (777, (heads + kv + 2) * size)) < LIMIT
 
 
 def test_gates_selected_rows_and_products_of_one_input() -> None:
@@ -72,10 +79,12 @@ def test_gates_selected_rows_and_products_of_one_input() -> None:
     assert compare(lambda x: layer_functions.select_rows(x, index, starts, uses), (7, 2, 64)) < LIMIT
     layers = [torch.nn.Linear(256, width, device=GPU, dtype=torch.bfloat16) for width in (128, 64)]
 
-    def products(x: Tensor) -> list[Tensor]:
-        return layer_functions.apply_linears(x, [layer.to(x.dtype) for layer in layers])
+    for apply in (layer_functions.apply_linears, layer_functions.apply_joined_linears):
 
-    assert compare(products, (300, 256)) < LIMIT
+        def products(x: Tensor, apply: Any = apply) -> list[Tensor]:
+            return cast(list[Tensor], apply(x, [layer.to(x.dtype) for layer in layers]))
+
+        assert compare(products, (300, 256)) < LIMIT
 
 
 @pytest.mark.parametrize(("heads", "kv", "size"), [(14, 2, 64), (12, 2, 128)])

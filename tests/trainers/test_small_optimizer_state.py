@@ -11,7 +11,7 @@ from torch import Tensor
 
 from headway.algorithms.advantages import AdvantageSettings
 from headway.trainers.local.eight_bit_moments import BLOCK, dequantize, make_codes, quantize, round_stochastically
-from headway.trainers.local.local_optimizer import Optimizer
+from headway.trainers.local.local_optimizer import Optimizer, copy_tensors
 from headway.trainers.local.local_trainer import LocalTrainer
 from headway.trainers.local.settings import LocalSettings, OptimizerSettings
 from headway.weights.weight_store import WeightStore
@@ -63,6 +63,33 @@ def test_a_second_moment_in_eight_bits_follows_gradients_that_shrink() -> None:
     assert float(root[1:].mean()) == pytest.approx(
         wanted, rel=0.05
     )  # rounded to the nearest code it would stay at 0.31
+
+
+@pytest.mark.parametrize(
+    ("dtype", "options"),
+    [
+        (torch.float32, OptimizerSettings()),
+        (torch.bfloat16, OptimizerSettings(offload=True)),
+        (torch.bfloat16, OptimizerSettings(eight_bit=True, stochastic_rounding=True)),
+    ],
+)
+def test_a_backup_brings_weights_and_state_back_bit_for_bit(dtype: torch.dtype, options: OptimizerSettings) -> None:
+    live = {name: torch.nn.Parameter(torch.randn(96, size, dtype=dtype)) for name, size in (("a", 64), ("b", 1))}
+    optimizer = Optimizer(live, options)
+
+    def step() -> None:
+        sum(one.float().square().sum() for one in live.values()).backward()  # type: ignore[union-attr, no-untyped-call]
+        optimizer.clip_gradients("a step")
+        optimizer.step(0)
+        optimizer.clear_gradients()
+
+    step()
+    before = copy_tensors(optimizer.all_tensors())
+    optimizer.begin_backup().finish()
+    step()
+    assert not torch.equal(optimizer.all_tensors()["a"], before["a"])
+    optimizer.restore_backup()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in optimizer.all_tensors().items())
 
 
 @pytest.mark.parametrize("signed", [True, False])

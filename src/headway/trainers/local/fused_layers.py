@@ -126,11 +126,12 @@ class FusedLayer:
         attention = self._layer.self_attn
         x_LE, normed_LE = _norm(self._layer.input_layernorm, x_LE)
         projections = [attention.q_proj, attention.k_proj, attention.v_proj]
-        projected = layer_functions.apply_linears(normed_LE, projections)
+        projected = layer_functions.apply_joined_linears(normed_LE, projections)
         q, k, v = (x.view(len(x), -1, attention.head_dim) for x in projected)
         if hasattr(attention, "q_norm"):
             q, k = _norm_heads(attention.q_norm, q), _norm_heads(attention.k_norm, k)
         q, k = layer_functions.rotate(q, k, cos_LD, sin_LD)
+        v = v.contiguous() if spans.key_K is None else v  # else it would keep queries and keys in memory
         window = getattr(attention, "sliding_window", None)
         out_LHD = tree_attention.attend_spans(q, k, v, spans, window, attention.scaling)
         return x_LE, out_LHD.flatten(1)

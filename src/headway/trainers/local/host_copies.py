@@ -2,6 +2,9 @@
 
 `load` and `store` only queue copies. A store waits for what was computed before it, and at most three chunks are on the
 device: one that arrives, one that is computed, one that leaves. On a CPU everything happens at once.
+
+`StateBackup` keeps what several optimizer steps change as it was before the first of them. It takes no memory of the
+device, and its copies run beside the computation of the first gradients.
 """
 
 from collections.abc import Sequence
@@ -13,6 +16,9 @@ from torch import Tensor
 
 State = dict[str, Tensor]
 """Tensors of one piece of a parameter by their names."""
+
+_BLOCK_BYTES = 2**30
+"""Host memory that is locked at once: torch rounds up to powers of two, which would waste much on single tensors."""
 
 
 class HostCopies:
@@ -65,4 +71,47 @@ def _record_use(states: Sequence[State], stream: Any) -> None:
     """Keep the memory of tensors from being used again before `stream` is done with them."""
     for state in states:
         for tensor in state.values():
-            tensor.record_stream(stream)
+            if tensor.is_cuda:
+                tensor.record_stream(stream)
+
+
+class StateBackup:
+    """A copy in host memory of tensors that have the same names and shapes every time."""
+
+    def __init__(self, tensors: State) -> None:
+        device = next((one.device for one in tensors.values() if one.is_cuda), torch.device("cpu"))
+        self._places = _make_places(tensors, locked=device.type == "cuda")
+        self._copies = HostCopies(device)
+
+    def begin(self, tensors: State) -> None:
+        """Begin to copy `tensors`, which must not change before `finish`."""
+        self.finish()  # else a copy that nobody waited for could be late
+        self._copies.store([tensors], [self._places])
+
+    def finish(self) -> None:
+        """Wait until the copy is complete."""
+        self._copies.finish()
+
+    @torch.no_grad()
+    def restore(self, tensors: State) -> None:
+        """Give `tensors` the values of the copy."""
+        self.finish()
+        for name, tensor in tensors.items():
+            tensor.copy_(self._places[name])
+
+
+def _make_places(tensors: State, *, locked: bool) -> State:
+    """Return host tensors of the same kinds and shapes, many to a block of memory."""
+    places: State = {}
+    left, block, used = sum(map(_aligned_bytes, tensors.values())), torch.empty(0, dtype=torch.uint8), 0
+    for name, tensor in tensors.items():
+        size = _aligned_bytes(tensor)
+        if used + size > block.numel():
+            block, used = torch.empty(max(min(left, _BLOCK_BYTES), size), dtype=torch.uint8, pin_memory=locked), 0
+        places[name] = block[used : used + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        used, left = used + size, left - size
+    return places
+
+
+def _aligned_bytes(tensor: Tensor) -> int:
+    return -(-tensor.nbytes // 64) * 64

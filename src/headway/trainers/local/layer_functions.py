@@ -70,6 +70,15 @@ def apply_linears(x_TE: Tensor, layers: Sequence[nn.Module]) -> list[Tensor]:
     return list(_Linears.apply(x_TE, *tensors))  # type: ignore[no-untyped-call]
 
 
+def apply_joined_linears(x_TE: Tensor, layers: Sequence[nn.Module]) -> list[Tensor]:
+    """Return the same as `apply_linears` from one product, which is faster where some of the layers are narrow."""
+    plain = all(type(layer) is nn.Linear and type(layer.weight) is nn.Parameter for layer in layers)
+    if not plain or len({layer.bias is None for layer in layers}) > 1:
+        return apply_linears(x_TE, layers)
+    tensors = [one for layer in layers for one in (layer.weight, layer.bias)]
+    return list(_JoinedLinears.apply(x_TE, *tensors))  # type: ignore[no-untyped-call]
+
+
 @cache
 def _kernels() -> Any:
     return import_module("headway.trainers.local.triton_layers")
@@ -103,7 +112,7 @@ class _Rotate(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q_THD: Tensor, k_THD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(cos_TD, sin_TD)
-        found: tuple[Tensor, Tensor] = _kernels().rotate(q_THD.contiguous(), k_THD.contiguous(), cos_TD, sin_TD)
+        found: tuple[Tensor, Tensor] = _kernels().rotate(_join_heads(q_THD), _join_heads(k_THD), cos_TD, sin_TD)
         return found
 
     @staticmethod
@@ -164,6 +173,35 @@ class _Linears(torch.autograd.Function):
             found.append(grad_TE.t() @ x_TE if ctx.needs_input_grad[1 + 2 * number] else None)
             found.append(_sum_rows(grad_TE) if ctx.needs_input_grad[2 + 2 * number] else None)
         return grad_x_TE, *found
+
+
+class _JoinedLinears(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_TE: Tensor, *tensors: Tensor | None) -> tuple[Tensor, ...]:
+        weights: Any = tensors[::2]
+        biases: Any = tensors[1::2]
+        ctx.save_for_backward(x_TE, *weights)
+        bias = None if biases[0] is None else torch.cat(biases)
+        return torch.split(nn.functional.linear(x_TE, torch.cat(weights), bias), [len(one) for one in weights], 1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x_TE, *weights = ctx.saved_tensors
+        needs_x, *needs = ctx.needs_input_grad
+        sizes = [len(one) for one in weights]
+        grad_TE = torch.cat(grads, 1)
+        found: list[Tensor | None] = [None] * len(needs)
+        if any(needs[::2]):
+            found[::2] = torch.split(grad_TE.t() @ x_TE, sizes)
+        if any(needs[1::2]):
+            found[1::2] = torch.split(_sum_rows(grad_TE), sizes)
+        return grad_TE @ torch.cat(weights) if needs_x else None, *found
+
+
+def _join_heads(x_THD: Tensor) -> Tensor:
+    """Return x with the heads of a token side by side; the rows of tokens may lie apart."""
+    return x_THD if x_THD.stride()[1:] == (x_THD.shape[2], 1) else x_THD.contiguous()
 
 
 def _sum_rows(x_TE: Tensor) -> Tensor:

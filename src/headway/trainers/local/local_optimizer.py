@@ -29,7 +29,7 @@ from headway.trainers.local.eight_bit_moments import (
     quantize,
     round_stochastically,
 )
-from headway.trainers.local.host_copies import HostCopies, State
+from headway.trainers.local.host_copies import HostCopies, State, StateBackup
 from headway.trainers.local.settings import OptimizerSettings
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -80,6 +80,7 @@ class Optimizer:
         """Seconds of the last step in which state was moved between host and device, the computation included."""
         self.on_offload: Callable[[bool], None] = lambda begins: None
         """Called when a step that moves state begins, and when it ends."""
+        self._backup: StateBackup | None = None
 
     def clip_gradients(self, step_name: str) -> float:
         """Clip the gradients and return their norm before clipping. Raise `TrainerError` if they are not finite."""
@@ -196,6 +197,27 @@ class Optimizer:
         """Drop all gradients."""
         for one in self._parameters.values():
             one.grad = None
+
+    def begin_backup(self) -> StateBackup:
+        """Begin to copy everything that a step changes, and return the copy; it is overwritten by the next one."""
+        tensors = self._list_independent_tensors()
+        self._backup = self._backup or StateBackup(tensors)
+        self._backup.begin(tensors)
+        return self._backup
+
+    def restore_backup(self) -> None:
+        """Undo every step since `begin_backup`."""
+        if self._backup is None:
+            raise TrainerError("there is no copy of the weights to go back to")
+        self._backup.restore(self._list_independent_tensors())
+        for name, one in self._live.items():
+            if "master" in self._state[name]:
+                one.data.copy_(self._state[name]["master"])
+
+    def _list_independent_tensors(self) -> dict[str, Tensor]:
+        """Return what a step changes, less the parameters that are rounded masters."""
+        weights = {name: one.data for name, one in self._live.items() if "master" not in self._state[name]}
+        return {**self.state_tensors(), **weights}
 
     def state_tensors(self) -> dict[str, Tensor]:
         """Return the whole state as live tensors named `<parameter>/<moment>` and `<parameter>/master`."""

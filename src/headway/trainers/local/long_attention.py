@@ -62,8 +62,8 @@ def attend_causally(q_SHD: Tensor, k_SHD: Tensor, v_SHD: Tensor, scale: float | 
 
 
 def padded_length(length: int) -> int:
-    """Return the next of some sixty lengths between two powers of two."""
-    step = max(128, 1 << max(length.bit_length() - 7, 0))
+    """Return the next of some hundred lengths between two powers of two."""
+    step = max(128, 1 << max(length.bit_length() - 8, 0))
     return -(-length // step) * step
 
 

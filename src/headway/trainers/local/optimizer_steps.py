@@ -4,7 +4,7 @@ A learner is what the thread of a trainer runs: models, optimizers, updates and 
 
 Guarantees: an error before weights are changed is a `TrainerError`. An error while they are changed sets `broken`, and
 the owner must discard the learner. Nothing is changed before `CommitGate.commit`, and after it only by optimizer
-steps. Where a batch makes several steps, a copy from before the first is restored if a later one fails.
+steps. Where a batch makes several steps, a copy on the host from before the first is restored if a later one fails.
 """
 
 from abc import ABC, abstractmethod
@@ -20,7 +20,7 @@ from headway.algorithms.kl import KlController
 from headway.algorithms.objective import PolicyMetricSums
 from headway.errors import ScoringError, TrainerError
 from headway.trainers.base import ScoreKind
-from headway.trainers.local.local_optimizer import Optimizer, copy_tensors, overwrite_tensors
+from headway.trainers.local.local_optimizer import Optimizer
 from headway.trainers.local.settings import LocalSettings
 from headway.trainers.local.token_batch import ScoredBatch
 from headway.trainers.local.training_thread import CommitGate, JobAbandoned
@@ -154,11 +154,14 @@ def apply_optimizer_steps(
     gate: CommitGate,
 ) -> None:
     """Do all optimizer steps of one batch, or none. `compute_gradients` accumulates those of one mini-batch."""
-    backup = [copy_tensors(one.all_tensors()) for one in optimizers] if len(mini_batches) > 1 else []
+    backups = [one.begin_backup() for one in optimizers] if len(mini_batches) > 1 else []
     try:
         for rows in mini_batches:
             compute_gradients(rows)
             norms = [one.clip_gradients(f"step {version + 1}") for one in optimizers]
+            if not report.steps:
+                for copy in backups:
+                    copy.finish()
             gate.commit()
             rates = [one.step(version) for one in optimizers]
             report.offload_s += sum(one.offload_s for one in optimizers)
@@ -168,10 +171,11 @@ def apply_optimizer_steps(
             report.grad_norm += norms[0]
             report.learning_rate = rates[0]
     except (TrainerError, torch.OutOfMemoryError) as error:
-        if gate.committed and not backup:
+        if gate.committed and not backups:
             raise RuntimeError(f"while weights were moved: {error}") from error
-        for one, values in zip(optimizers, backup, strict=False):
-            overwrite_tensors(one.all_tensors(), values)
+        if gate.committed:
+            for one in optimizers:
+                one.restore_backup()
         gate.committed = False
         raise
     finally:

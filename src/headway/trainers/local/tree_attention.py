@@ -14,8 +14,8 @@ Legend: H heads, L tokens of the pack, D size of a head.
 
 import inspect
 from collections.abc import Callable
-from functools import cache, lru_cache, partial
-from typing import Any
+from functools import cache, lru_cache
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -47,15 +47,16 @@ def has_flash(device: torch.device, dtype: torch.dtype) -> bool:
 
 @cache
 def _load_flash() -> Callable[..., Any] | None:
-    """Return torch's attention over sequences of different lengths, causal from their ends; None before torch 2.11."""
+    """Return torch's attention over sequences of different lengths, causal from their ends; None before torch 2.11.
+
+    It is the operator that `varlen_attn` calls, whose own wrapper costs the host as much as all else in a layer.
+    """
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
         return None
-    known = inspect.signature(varlen_attn).parameters
-    if "window_size" not in known:
-        return None
-    return partial(varlen_attn, enable_gqa=True) if "enable_gqa" in known else varlen_attn
+    has_windows = "window_size" in inspect.signature(varlen_attn).parameters
+    return torch.ops.aten._flash_attention_forward if has_windows else None
 
 
 def register_tree_attention() -> None:
@@ -115,7 +116,7 @@ def attend_spans(
         return found[0]
     if spans.key_K is not None and spans.starts_L is not None and spans.uses_K is not None:
         k, v = (select_rows(x, spans.key_K, spans.starts_L, spans.uses_K) for x in (k, v))
-    out: Tensor = flash(
+    out, *_ = flash(
         q,
         k,
         v,
@@ -123,10 +124,14 @@ def attend_spans(
         spans.key_ends,
         spans.longest_query,
         spans.longest_key,
+        0.0,
+        window is None,
+        False,
         scale=scaling,
-        window_size=(-1 if window is None else window - 1, 0),
+        window_size_left=-1 if window is None else window - 1,
+        window_size_right=0,
     )
-    return out
+    return cast(Tensor, out)
 
 
 def _attend_tree(

@@ -64,7 +64,7 @@ def _add_norm_backward(
 
 @triton.jit
 def _rotate(
-    q, k, cos, sin, q_out, k_out, QUERY: tl.constexpr, KEY: tl.constexpr, SIZE: tl.constexpr,
+    q, k, cos, sin, q_out, k_out, q_row, k_row, QUERY: tl.constexpr, KEY: tl.constexpr, SIZE: tl.constexpr,
     HEADS_PAD: tl.constexpr, HALF_PAD: tl.constexpr, BACK: tl.constexpr,
 ):  # fmt: skip
     half: tl.constexpr = SIZE // 2
@@ -75,10 +75,12 @@ def _rotate(
     is_k = (head >= QUERY) & (head < QUERY + KEY) & (d < half)
     at_q = (token * QUERY + head) * SIZE + d
     at_k = (token * KEY + head - QUERY) * SIZE + d
-    a = tl.load(q + at_q, mask=is_q, other=0.0).to(tl.float32)
-    b = tl.load(q + at_q + half, mask=is_q, other=0.0).to(tl.float32)
-    a += tl.load(k + at_k, mask=is_k, other=0.0).to(tl.float32)
-    b += tl.load(k + at_k + half, mask=is_k, other=0.0).to(tl.float32)
+    from_q = token * q_row + head * SIZE + d
+    from_k = token * k_row + (head - QUERY) * SIZE + d
+    a = tl.load(q + from_q, mask=is_q, other=0.0).to(tl.float32)
+    b = tl.load(q + from_q + half, mask=is_q, other=0.0).to(tl.float32)
+    a += tl.load(k + from_k, mask=is_k, other=0.0).to(tl.float32)
+    b += tl.load(k + from_k + half, mask=is_k, other=0.0).to(tl.float32)
     angle = token * SIZE + d
     cos_a = tl.load(cos + angle, mask=d < half, other=0.0).to(tl.float32)
     cos_b = tl.load(cos + angle + half, mask=d < half, other=0.0).to(tl.float32)
@@ -165,12 +167,16 @@ def add_norm_backward(
 def rotate(
     q_THD: Tensor, k_THD: Tensor, cos_TD: Tensor, sin_TD: Tensor, *, back: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Rotate queries and keys by the angles of their positions; `back` is the transposed map."""
+    """Rotate queries and keys by the angles of their positions; `back` is the transposed map.
+
+    The heads of a token lie side by side; the rows of tokens may be parts of wider ones.
+    """
     tokens, heads, size = q_THD.shape
-    q_out, k_out = torch.empty_like(q_THD), torch.empty_like(k_THD)
+    q_out, k_out = q_THD.new_empty(q_THD.shape), k_THD.new_empty(k_THD.shape)
     key_heads = k_THD.shape[1]
     _rotate[(tokens,)](
-        q_THD, k_THD, cos_TD, sin_TD, q_out, k_out, QUERY=heads, KEY=key_heads, SIZE=size,
+        q_THD, k_THD, cos_TD, sin_TD, q_out, k_out, q_THD.stride(0), k_THD.stride(0),
+        QUERY=heads, KEY=key_heads, SIZE=size,
         HEADS_PAD=triton.next_power_of_2(heads + key_heads), HALF_PAD=triton.next_power_of_2(size // 2), BACK=back,
         num_warps=4,
     )  # fmt: skip

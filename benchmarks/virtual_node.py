@@ -162,6 +162,27 @@ class SleepWatch:
         return [statistics.mean(found) for found in both] if all(both) else []
 
 
+class Progress:
+    """Prints steps, and whether engines serve equal weights, so that a run that is cut has told what it has seen."""
+
+    def __init__(self, engines: int) -> None:
+        self._engines = engines
+        self._sums: dict[int, dict[str, str]] = {}
+
+    def __call__(self, event: LoggedEvent) -> None:
+        if event.kind == "step.end":
+            print(f"[{event.time_s:.1f} s] step {event.data['trained']}", flush=True)
+        elif event.kind in ("up", "restart"):
+            self._sums.clear()
+            print(f"[{event.time_s:.1f} s] {event.who}: {event.kind}", flush=True)
+        elif event.kind == "served":
+            sums = self._sums.setdefault(event.data["version"], {})
+            sums[event.who] = event.data.get("checksum", "")
+            if len(sums) == self._engines:
+                equal = "equal" if len(set(sums.values())) == 1 and "" not in sums.values() else f"unequal: {sums}"
+                print(f"[{event.time_s:.1f} s] version {event.data['version']}: {equal}", flush=True)
+
+
 class Chaos:
     """Kills an engine after a quarter of the steps, and a rank in the middle of the step after three quarters."""
 
@@ -200,7 +221,8 @@ async def train(
     events: list[LoggedEvent] = []
     batches: dict[int, Batch] = {}
     chaos = Chaos(directory.path / "logs", prepared.resolved.config.max_steps)
-    sinks = [events.append, *([chaos] if kill else []), *([watch] if watch else [])]
+    engines = len(prepared.placement.list_components("engine"))
+    sinks = [events.append, Progress(engines), *([chaos] if kill else []), *([watch] if watch else [])]
     async with open_run_context(prepared, directory, sinks=sinks) as context:
         flow = AsyncTrainingFlow(
             trainer=replace(context, on_trained=lambda batch, trained: batches.update({trained: batch}))

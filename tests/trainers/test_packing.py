@@ -19,7 +19,7 @@ from headway.trainers.local.policy_model import PolicyModel
 from headway.trainers.local.settings import LocalSettings
 from headway.trainers.local.token_batch import TokenRow, make_token_rows
 from headway.trainers.local.training_thread import CommitGate
-from headway.trainers.local.tree_packing import PromptTree, common_prefix_length, pack_rows
+from headway.trainers.local.tree_packing import PromptTree, common_prefix_length, pack_rows, pack_rows_evenly
 from headway.types import Batch, Sample, SampleGroup
 
 from .factory import VOCABULARY, batch, exact, tiny
@@ -137,6 +137,18 @@ def test_a_shared_prompt_is_encoded_once_and_nothing_is_padded() -> None:
         numbers = torch.cat([pack.action_N for pack in cut])
         assert sorted(numbers.tolist()) == list(range(actions))
         assert all(pack.token_L.numel() <= budget or len(pack.trees[0].members) == 1 for pack in cut)
+
+
+@pytest.mark.parametrize(("groups", "ways"), [(1, 2), (3, 2), (3, 4), (1, 8)])
+def test_ranks_have_one_pack_each_where_one_for_all_would_do(groups: int, ways: int) -> None:
+    data = batch(0, groups=groups, members=8)
+    rows = make_token_rows(data.groups, VOCABULARY)
+    packs = pack_rows_evenly(rows, ways, budget=10_000)
+    assert ways // 2 < len(packs) <= ways, "more packs would be another round for all"
+    numbers = torch.cat([pack.action_N for pack in packs])
+    assert sorted(numbers.tolist()) == list(range(sum(group.actions for group in data.groups)))
+    sizes = [pack.token_L.numel() for pack in packs]
+    assert max(sizes) < 0.8 * sum(sizes), "nobody has nearly everything"
 
 
 def test_observations_are_read_and_never_trained() -> None:

@@ -167,6 +167,29 @@ def pack_rows(rows: Sequence[TokenRow], *, budget: int, share: bool = True, devi
     return list(iterate_packs(rows, budget=budget, share=share, device=device))
 
 
+def pack_rows_evenly(
+    rows: Sequence[TokenRow], ways: int, *, budget: int, share: bool = True, device: str = "cpu"
+) -> list[TokenPack]:
+    """Pack rows for `ways` ranks, which compute a pack each at the same time.
+
+    Where fewer packs than ranks would do, all ranks get a part: packs are as small as they can be without being more
+    than the ranks, because every further one would be another round for all of them.
+    """
+    packs = pack_rows(rows, budget=budget, share=share, device=device)
+    if not 0 < len(packs) < ways:
+        return packs
+    tokens = sum(pack.token_L.numel() for pack in packs)
+    low, high = -(-tokens // ways), min(budget, tokens)
+    while high - low > tokens // 64:
+        middle = (low + high) // 2
+        tried = pack_rows(rows, budget=middle, share=share, device=device)
+        if len(tried) > ways:
+            low = middle + 1
+        else:
+            packs, high = tried, middle
+    return packs
+
+
 def iterate_packs(rows: Sequence[TokenRow], *, budget: int, share: bool, device: str) -> Iterator[TokenPack]:
     """Yield the packs of `pack_rows` one by one, so that a GPU can compute one while the next is made."""
     bundles = [

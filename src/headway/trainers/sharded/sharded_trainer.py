@@ -25,7 +25,7 @@ from headway.trainers.local.optimizer_steps import StepLearner
 from headway.trainers.local.policy_model import CriticModel, PolicyModel
 from headway.trainers.local.settings import LocalSettings, OptimizerSettings
 from headway.trainers.local.token_batch import TokenRow
-from headway.trainers.local.tree_packing import PromptTree, TokenPack, pack_rows
+from headway.trainers.local.tree_packing import PromptTree, TokenPack, pack_rows_evenly
 from headway.trainers.sharded.rank_layout import RankLayout
 from headway.trainers.sharded.sharded_checkpoint import (
     get_sharded_policy,
@@ -73,10 +73,7 @@ class ShardedRankGroup:
     def make_packs(self, rows: Sequence[TokenRow], settings: LocalSettings) -> list[TokenPack]:
         """Return this rank's packs. All ranks get packs of similar size at the same time, so that none waits long."""
         share, device, ways = settings.share_prompts, settings.device, self.layout.data
-        packs = pack_rows(rows, budget=settings.micro_batch_tokens, share=share, device=device)
-        if len(packs) < ways:
-            tokens = sum(pack.token_L.numel() for pack in packs)
-            packs = pack_rows(rows, budget=max(-(-tokens // ways), 1), share=share, device=device)
+        packs = pack_rows_evenly(rows, ways, budget=settings.micro_batch_tokens, share=share, device=device)
         packs.sort(key=lambda pack: -pack.token_L.numel())
         packs += [_make_empty_pack(device)] * (-len(packs) % ways)
         return packs[self.coordinates.data :: ways]

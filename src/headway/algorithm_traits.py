@@ -29,6 +29,8 @@ class LossTraits:
     """An action with advantage 0 has no gradient, so samples that have only such actions can be left out."""
     reads_dual_clip: bool = False
     """The loss has the second clip of `dual_clip_loss`."""
+    compares_actions: bool = False
+    """The loss compares the actions of a micro-batch with each other, so how a batch is cut matters."""
     default_clip: tuple[float, float] | None = None
     """`pg_clip_low` and `pg_clip_high` where the configuration gives neither them nor `pg_clip`."""
 
@@ -46,6 +48,10 @@ class AdvantageTraits:
     needs_critic: bool = False
     needs_greedy_member: bool = False
     """Every group has one more member, whose answer is greedy: it is a baseline and not trained."""
+    needs_gradient_norms: bool = False
+    """The estimator reads how far an action moves the logits, which the trainer computes when a step begins."""
+    reads_parts: bool = False
+    """The estimator reads the parts that a reward is made of, which differ even where whole rewards are equal."""
     reads_turns: bool = False
     """The estimator reads the rewards of single turns, which differ even where those of whole samples are equal."""
 
@@ -64,6 +70,9 @@ for _name, _loss in {
     "topr": LossTraits(corrects_off_policy=True, skips_zero_advantages=True),
     "kimi15": LossTraits(corrects_off_policy=True),
     "sapo": LossTraits(corrects_off_policy=True, skips_zero_advantages=True),
+    "up": LossTraits(corrects_off_policy=True, skips_zero_advantages=True, reads_dual_clip=True),
+    "clip_cov": LossTraits(corrects_off_policy=True, compares_actions=True),
+    "kl_cov": LossTraits(corrects_off_policy=True, compares_actions=True),
     "dppo_tv": LossTraits(
         corrects_off_policy=True, skips_zero_advantages=True, reads_dual_clip=True, default_clip=(0.15, 0.15)
     ),
@@ -87,6 +96,9 @@ for _name, _estimator in {
     "remax": AdvantageTraits(needs_several_members=True, needs_greedy_member=True),
     "opo": AdvantageTraits(compares_group_members=True, needs_several_members=True),
     "gpg": AdvantageTraits(compares_group_members=True, needs_several_members=True),
+    "grpo_passk": AdvantageTraits(default_norm="group", compares_group_members=True, needs_several_members=True),
+    "gdpo": AdvantageTraits(default_norm="group", compares_group_members=True, reads_parts=True),
+    "optimal_token_baseline": AdvantageTraits(compares_group_members=True, needs_gradient_norms=True),
     "gae": AdvantageTraits(needs_critic=True),
     "step_reinforce": AdvantageTraits(default_norm="group", reads_turns=True),
     "gigpo": AdvantageTraits(default_norm="group", compares_group_members=True, reads_turns=True),

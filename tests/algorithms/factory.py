@@ -15,7 +15,9 @@ from headway.algorithms.objective import PolicyObjective
 from headway.registry import POLICY_LOSSES
 
 LOSS_NAMES = POLICY_LOSSES.built_in
-MODES = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm")
+INDEPENDENT_LOSSES = tuple(name for name in LOSS_NAMES if not LOSS_TRAITS.get(name).compares_actions)
+"""Losses of an action that the other actions of a micro-batch do not change."""
+MODES = ("token-mean", "token-sum", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm")
 
 
 def reals(*values: float) -> Tensor:

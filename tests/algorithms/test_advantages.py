@@ -132,6 +132,7 @@ def agentic(**changes: Any) -> RewardBatch:
         "sequence_N": whole(0, 0, 0, 1, 1, 2, 3).repeat_interleave(2),
         "steps": steps,
         "greedy_S": bits("0101"),
+        "gradient_norm_N": torch.ones(14, dtype=torch.float64),
     }
     return RewardBatch(**{**usual, **changes})
 
@@ -332,6 +333,51 @@ def test_gpg_scales_by_the_share_of_samples_with_a_reward() -> None:
     found = made("gpg", given, norm_mean_type="none", norm_std_type="none")
     expected = 3 * reals(0.5, -0.5, 0.0, 0.0, 0.0, 0.0)
     close(found, torch.where(given.mask_N, expected[given.sequence_N], torch.zeros_like(found)))
+
+
+def test_the_spread_of_a_group_may_be_unbiased() -> None:
+    def norm(values: tuple[float, ...]) -> list[float]:
+        x = reals(*values)
+        return ((x - x.mean()) / (x.std() + 1e-6)).tolist()
+
+    close(made("grpo", unbiased_std=True), spread(norm(REWARDS[:3]) + norm(REWARDS[3:])))
+
+
+@pytest.mark.parametrize("scaled", [True, False])
+def test_grpo_passk_rewards_the_lead_of_the_best_member_alone(scaled: bool) -> None:
+    options: dict[str, Any] = {"unbiased_std": True} if scaled else {"norm_std_type": "none"}
+    stds = [float(reals(*REWARDS[:3]).std()) + 1e-6, float(reals(*REWARDS[3:]).std()) + 1e-6] if scaled else [1, 1]
+    close(made("grpo_passk", **options), spread([0.5 / stds[0], 0, 0, 0, 0, 4 / stds[1]]))
+    kept = batch(keep_S=bits("111110"))
+    assert made("grpo_passk", kept, **options)[6:].abs().max() == 0, "the best two of the others are equal"
+
+
+def test_gdpo_normalises_every_part_by_itself_and_whitens_the_sum() -> None:
+    parts = torch.stack([reals(1, 0, 1, 0, 1, 1), reals(10, 30, 20, 5, 5, 8)])
+    found = made("gdpo", batch(part_PS=parts), gdpo_parts={"right": 1.0, "short": 0.5}, unbiased_std=True)
+
+    def norm(part: Tensor) -> Tensor:
+        halves = [part[:3], part[3:]]
+        return torch.cat([(x - x.mean()) / (x.std() + 1e-6) for x in halves])
+
+    total = spread((norm(parts[0]) + 0.5 * norm(parts[1])).tolist())
+    close(found, (total - total.mean()) / (total.var(correction=0) + 1e-8).sqrt())
+    alone = made("gdpo")
+    whole_reward = made("grpo")
+    close(alone, (whole_reward - whole_reward.mean()) / (whole_reward.var(correction=0) + 1e-8).sqrt())
+
+
+def test_the_optimal_token_baseline_weighs_returns_by_gradients_so_far() -> None:
+    norm = torch.rand(14, generator=generator(3), dtype=torch.float64) + 0.1
+    rewards, starts = REWARDS, (0, *CUTS)
+    expected = []
+    for i, length in enumerate(LENGTHS):
+        for t in range(length):
+            members = [j for j in range(6) if GROUPS[j] == GROUPS[i] and LENGTHS[j] > t]
+            weights = {j: float(norm[starts[j] : starts[j] + t + 1].sum()) for j in members}
+            mean = sum(weights[j] * rewards[j] for j in members) / (sum(weights.values()) + 1e-8)
+            expected.append(rewards[i] - (mean if len(members) > 1 else 0.0))
+    close(made("optimal_token_baseline", batch(gradient_norm_N=norm)), reals(*expected))
 
 
 def test_an_estimator_says_what_it_was_not_given() -> None:

@@ -35,6 +35,16 @@ def test_gradients_pass_finite_differences(kind: str) -> None:
     assert torch.autograd.gradcheck(lambda x: estimate_kl(kind, x, REFERENCE), (logp,))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("kind", ["k1+", "k3+", "abs+"])
+def test_a_plus_keeps_the_value_and_has_the_gradient_of_k2(kind: str) -> None:
+    logp = LOGP.clone().requires_grad_()
+    found = estimate_kl(kind, logp, REFERENCE)  # type: ignore[arg-type]
+    plain = estimate_kl(kind[:-1], LOGP, REFERENCE)  # type: ignore[arg-type]
+    torch.testing.assert_close(found.detach(), plain, rtol=1e-12, atol=1e-15)
+    (slope,) = torch.autograd.grad(found.sum(), logp)
+    torch.testing.assert_close(slope, LOGP - REFERENCE, rtol=1e-12, atol=1e-15)
+
+
 @pytest.mark.parametrize("kind", ["k1", "k3"])
 def test_estimates_average_to_the_exact_divergence(kind: str) -> None:
     random = generator(0)

@@ -14,7 +14,7 @@ from headway.algorithms.actions import Actions
 from headway.algorithms.losses import ActionLoss, LossSettings, compute_action_loss
 from headway.errors import ConfigError, InvariantBroken
 from headway.registry import ADVANTAGE_ESTIMATORS, POLICY_LOSSES
-from tests.algorithms.factory import LOSS_NAMES, bits, gradient, objective, reals, whole, world
+from tests.algorithms.factory import INDEPENDENT_LOSSES, LOSS_NAMES, bits, gradient, objective, reals, whole, world
 
 RATIOS = (0.3, 0.85, 1.0, 1.15, 1.9, 4.0)
 CASES = [(ratio, advantage) for ratio in RATIOS for advantage in (2.0, -1.5, 0.0)]
@@ -128,6 +128,57 @@ def test_kimi15_pulls_towards_the_behaviour_policy() -> None:
     close(made.loss_N, -ADVANTAGE * LOGP + by_hand(lambda r, a: 0.2 * log(r) ** 2))
 
 
+def covariances(mask: Tensor) -> list[float]:
+    """(A − mean A)·(ℓ − mean ℓ) of each case, with the means of those inside `mask`."""
+    mean_a, mean_l = (float(x[mask].mean()) for x in (ADVANTAGE, LOGP))
+    return [(a - mean_a) * (x - mean_l) for a, x in zip(ADVANTAGE.tolist(), LOGP.tolist(), strict=True)]
+
+
+def test_kl_cov_pulls_back_the_actions_with_the_largest_covariance() -> None:
+    mask = torch.ones(len(CASES), dtype=torch.bool)
+    mask[[0, -1]] = False
+    made = run("kl_cov", LossSettings(kl_cov_ratio=0.2, kl_cov_coef=0.5), mask_N=mask)
+    ranked = sorted((i for i in range(len(CASES)) if mask[i]), key=lambda i: -covariances(mask)[i])
+    pulled = set(ranked[:3])  # 0.2 · 16, rounded down
+    expected = [-r * a + (0.5 * abs(log(r)) if i in pulled else 0.0) for i, (r, a) in enumerate(CASES)]
+    close(made.loss_N, reals(*expected))
+    assert {i for i, on in enumerate(made.clipped_N.tolist()) if on} == pulled
+    few = run("kl_cov", LossSettings(kl_cov_ratio=1e-6), mask_N=mask)
+    assert int(few.clipped_N.sum()) == 1, "at least one"
+
+
+def test_clip_cov_leaves_actions_out_whose_covariance_is_inside_its_bounds() -> None:
+    everything = torch.ones(len(CASES), dtype=torch.bool)
+    plain = run("ppo")
+    inside = {
+        i for i, x in enumerate(covariances(everything)) if 0.1 < x < 2.0 and not plain.clipped_N[i]
+    }  # what PPO clips is not left out once more
+    settings = LossSettings(clip_cov_ratio=0.12, clip_cov_low=0.1, clip_cov_high=2.0)
+    first, again = run("clip_cov", settings), run("clip_cov", settings)
+    dropped = {i for i in range(len(CASES)) if first.clipped_N[i] and not plain.clipped_N[i]}
+    assert len(inside) > 2
+    assert len(dropped) == 2
+    assert dropped < inside
+    close(first.loss_N, torch.where(first.clipped_N & ~plain.clipped_N, torch.zeros_like(LOGP), plain.loss_N))
+    assert torch.equal(first.clipped_N, again.clipped_N), "the draw is the same after a restart"
+    close(run("clip_cov", LossSettings(clip_cov_low=90, clip_cov_high=99)).loss_N, plain.loss_N)
+
+
+@pytest.mark.parametrize("level", ["sequence", "none"])
+def test_decoupled_ppo_weighs_whole_sequences_or_nothing(level: str) -> None:
+    logp, proximal = reals(-1.0, -2.0, -0.5), reals(-1.1, -1.9, -0.7)
+    behaviour, advantage = reals(-1.4, -1.8, -0.8), reals(1.0, 1.0, -2.0)
+    settings = LossSettings(decoupled_weight_type=level, decoupled_weight_cap=2.0)  # type: ignore[arg-type]
+    ids, more = whole(0, 0, 1), {"behaviour": behaviour, "advantage": advantage, "proximal_N": proximal}
+    made = run("decoupled_ppo", settings, logp=logp, sequence=ids, **more)
+    weights = (exp(0.3 - 0.1), exp(0.3 - 0.1), exp(0.1)) if level == "sequence" else (1.0, 1.0, 1.0)
+    ratios = (exp(0.1), exp(-0.1), exp(0.2))
+    expected = [
+        -min(r * a, clip(r, 0.8, 1.2) * a) * w for r, a, w in zip(ratios, (1.0, 1.0, -2.0), weights, strict=True)
+    ]
+    close(made.loss_N, reals(*expected))
+
+
 def test_gspo_gives_every_action_the_ratio_of_its_sequence() -> None:
     logp, behaviour = reals(-1.0, -2.0, -9.0, -0.5), reals(-1.1, -1.7, -1.0, -0.8)
     advantage = reals(1.0, 1.0, 1.0, -2.0)
@@ -142,7 +193,7 @@ def test_gspo_gives_every_action_the_ratio_of_its_sequence() -> None:
     assert made.clipped_N.tolist() == [False, False, False, False]
 
 
-@pytest.mark.parametrize("name", LOSS_NAMES)
+@pytest.mark.parametrize("name", INDEPENDENT_LOSSES)
 def test_gradients_agree_with_the_derivative_written_out(name: str) -> None:
     """Stop-gradients make finite differences of the loss itself wrong, so the weight is differentiated by hand."""
     logp = LOGP.clone().requires_grad_()
@@ -165,6 +216,7 @@ def test_gradients_agree_with_the_derivative_written_out(name: str) -> None:
         "ppo": lambda r, a: surrogate(r, a, 0.8, 1.2),
         "decoupled_ppo": lambda r, a: surrogate(r / shift, a, 0.8, 1.2) * shift,
         "vanilla": lambda r, a: -a,
+        "up": lambda r, a: -a if a > 0 else surrogate(r, a, 0.8, 1.2),
         "tis": lambda r, a: -clip(r, 0, 1) * a,
         "cispo": lambda r, a: -clip(r, 0.9, 1.1) * a,
         "topr": lambda r, a: -clip(r, 0, 1) * a,
@@ -228,7 +280,7 @@ def test_ahead_of_the_behaviour_policy_no_two_losses_agree(seed: int) -> None:
     """Fact 2: with a real lag and advantages of both signs every loss has a gradient of its own."""
     place = world(seed)
     assert place.fixed["advantage_N"].min() < 0 < place.fixed["advantage_N"].max()
-    gradients = {name: gradient(objective(name), place) for name in LOSS_NAMES}
+    gradients = {name: gradient(objective(name), place) for name in INDEPENDENT_LOSSES}
     for name, one in gradients.items():
         for other_name, other in gradients.items():
             if name < other_name != "dppo_tv":  # two distances of DPPO often leave out the same actions

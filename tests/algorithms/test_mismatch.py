@@ -60,6 +60,23 @@ def test_a_filter_drops_what_leaves_its_range(level: str, low: float, high: floa
     assert torch.equal(kept, bits(expected))
 
 
+@pytest.mark.parametrize(
+    ("level", "measure", "high", "expected"),
+    [
+        ("token", "k2", 0.1, "01011"),
+        ("token", "k3", 0.1, "01011"),
+        ("sequence", "k2", 0.3, "00011"),
+        ("geometric", "k3", 0.15, "11011"),
+        ("largest", "k2", 0.2, "00011"),
+        ("largest", "k3", 0.2, "11011"),
+    ],
+)
+def test_a_filter_may_bound_a_distance(level: str, measure: str, high: float, expected: str) -> None:
+    """k2 of the first three are 0.24, 0.08, 2.4; k3 are 0.19, 0.09, 5.8; the third is masked."""
+    one = RatioFilterSettings(level=level, measure=measure, high=high)  # type: ignore[arg-type]
+    assert torch.equal(filter_mask(*WHERE, [one]), bits(expected))
+
+
 def test_filters_see_what_the_ones_before_them_kept() -> None:
     token, sequence = RatioFilterSettings(low=0.8, high=2.0), RatioFilterSettings(level="sequence", low=1.2, high=2.0)
     assert torch.equal(filter_mask(*WHERE, [token, sequence]), bits("01000"))

@@ -16,7 +16,17 @@ from headway.algorithms.mismatch import ImportanceWeightSettings, MismatchCorrec
 from headway.algorithms.objective import PolicyObjective, make_objective
 from headway.config import load_config
 from headway.errors import InvariantBroken
-from tests.algorithms.factory import LOSS_NAMES, MODES, World, generator, gradient, objective, select, world
+from tests.algorithms.factory import (
+    INDEPENDENT_LOSSES,
+    LOSS_NAMES,
+    MODES,
+    World,
+    generator,
+    gradient,
+    objective,
+    select,
+    world,
+)
 
 FULL = MismatchCorrection(
     weight=ImportanceWeightSettings(level="sequence", upper_bound=1.3),
@@ -51,7 +61,7 @@ def parts_of(place: World, seed: int, count: int) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", LOSS_NAMES)
+@pytest.mark.parametrize("name", INDEPENDENT_LOSSES)
 def test_micro_batches_change_no_gradient(name: str, mode: str) -> None:
     for seed in range(3):
         place, goal = world(seed), everything(name, mode)
@@ -65,7 +75,7 @@ def test_micro_batches_change_no_gradient(name: str, mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", [name for name in LOSS_NAMES if name not in ("gspo", "gmpo")])
+@pytest.mark.parametrize("name", [name for name in INDEPENDENT_LOSSES if name not in ("gspo", "gmpo")])
 def test_losses_of_single_actions_may_even_cut_sequences(name: str, mode: Any) -> None:
     place, goal = world(1), objective(name, mode=mode, norm_length=9, kl_coef=0.3, entropy_coef=0.2)
     order = torch.randperm(place.token_N.shape[0], generator=generator(5))
@@ -74,7 +84,7 @@ def test_losses_of_single_actions_may_even_cut_sequences(name: str, mode: Any) -
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", LOSS_NAMES)
+@pytest.mark.parametrize("name", INDEPENDENT_LOSSES)
 def test_the_order_of_packing_changes_no_gradient(name: str, mode: str) -> None:
     place, goal = world(2), everything(name, mode)
     order = torch.randperm(place.token_N.shape[0], generator=generator(6))
@@ -100,7 +110,7 @@ def rank_world(place: World, index: Tensor) -> World:
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", LOSS_NAMES)
+@pytest.mark.parametrize("name", INDEPENDENT_LOSSES)
 def test_spreading_over_ranks_changes_no_gradient(name: str, mode: str) -> None:
     place, goal = world(3, sequences=10), everything(name, mode)
     ranks = [rank_world(place, index) for index in parts_of(place, 8, 3)]
@@ -114,7 +124,7 @@ def test_spreading_over_ranks_changes_no_gradient(name: str, mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", LOSS_NAMES)
+@pytest.mark.parametrize("name", INDEPENDENT_LOSSES)
 def test_padding_changes_no_gradient_whatever_is_in_it(name: str, mode: str) -> None:
     """A padded [B, T] batch, flattened, with NaN in every number that is masked out."""
     place, goal = world(4), everything(name, mode)

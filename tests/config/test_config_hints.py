@@ -106,7 +106,7 @@ def test_fields_of_trl_with_one_meaning_are_translated() -> None:
         ("pg_variant", "grpo", "(grpo is a value of adv_estimator; expected one of"),
         ("adv_estimator", "gspo", "(gspo is a value of pg_variant; expected one of"),
         ("pg_variant", "cipso", "(did you mean cispo?"),
-        ("pg_variant", "clip_cov", "(expected one of"),
+        ("pg_variant", "bspline", "(expected one of"),
     ],
 )
 def test_a_name_is_suggested_only_where_it_is_near(key: str, value: str, said: str) -> None:

@@ -75,6 +75,8 @@ VERL_DEFAULTS = [
     ("loss_agg_mode", "token-mean", "token-mean"),
     ("entropy_loss_coef", 0.0, 0.0),
     ("filter_zero_variance", False, True),
+    ("unbiased_std", True, False),
+    ("routing_replay", False, True),
     ("max_num_gen_batches", 0, 10),
     ("ppo_epochs", 1, 1),
     ("rollout_batch_size", 1024, 128),

@@ -94,7 +94,74 @@ def test_a_weight_on_recomputed_probabilities_is_decoupled_ppo() -> None:
     config = load_config(None, [*GRPO, *words]).config
     assert (config.pg_variant, config.decoupled_weight_cap) == ("decoupled_ppo", 2.0)
     (mask,) = config.train_infer_correction.filters
-    assert (mask.agg_type, mask.ratio_low, mask.ratio_high) == ("geometric", 0.99, 1.001)
+    assert mask.agg_type == "geometric"
+    assert (mask.ratio_low, mask.ratio_high) == pytest.approx((1 / 1.001, 1 / 0.99)), "theirs is engine over trainer"
+
+
+CORRECTION = "algorithm.rollout_correction"
+
+
+def test_masks_of_verl_by_distance_are_ours() -> None:
+    words = [f"{CORRECTION}.rollout_rs='token_k1,seq_max_k2,seq_mean_k3'"]
+    words += [f"{CORRECTION}.rollout_rs_threshold='0.5_2.0,2.5,0.1'"]
+    filters = load_config(None, [*GRPO, *words]).config.train_infer_correction.filters
+    assert [(one.agg_type, one.measure, one.ratio_high) for one in filters] == [
+        ("token", "ratio", 2.0),
+        ("largest", "k2", 2.5),
+        ("geometric", "k3", 0.1),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "variant", "weight"),
+    [
+        (["rollout_is=sequence"], "decoupled_ppo", "sequence"),
+        (["rollout_is=token", "bypass_mode=true"], "ppo", None),
+        (["rollout_is=token", "bypass_mode=true", "loss_type=reinforce"], "tis", None),
+        (["bypass_mode=true", "loss_type=reinforce"], "vanilla", None),
+    ],
+)
+def test_a_weight_counts_once_in_every_mode_of_the_correction(
+    words: list[str], variant: str, weight: str | None
+) -> None:
+    resolved = load_config(None, [*GRPO, *(f"{CORRECTION}.{word}" for word in words)])
+    config = resolved.config
+    assert config.pg_variant == variant
+    assert not config.train_infer_correction.is_weight.enabled
+    assert weight is None or config.decoupled_weight_type == weight
+    if variant == "tis":
+        assert config.tis_upper_bound == 2.0
+    if variant == "ppo":
+        assert any("rollout_is: changes nothing with bypass_mode" in note for note in resolved.notes)
+
+
+def test_the_newer_trainer_says_how_far_rollout_runs_ahead() -> None:
+    words = ["trainer.v1.trainer_mode=separate_async", "trainer.v1.separate_async.num_warmup_batches=2"]
+    words += ["actor_rollout_ref.rollout.nnodes=1", "actor_rollout_ref.rollout.n_gpus_per_node=4"]
+    words += [
+        "trainer.n_gpus_per_node=4",
+        "data.train_batch_size=128",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=32",
+    ]
+    resolved = load_config(None, [*GRPO, *words])
+    assert (resolved.derived.async_generation_ratio, resolved.derived.optimizer_steps) == (2, 4)
+    assert resolved.derived.devices["actor_infer"] == (4, 5, 6, 7)
+    streamed = [word.replace("separate_async", "fully_async") for word in words]
+    streamed += ["trainer.v1.fully_async.parameter_sync_step=4", "trainer.v1.fully_async.staleness_threshold=1"]
+    config = load_config(None, [*GRPO, *streamed]).config
+    assert (config.updates_per_sync, config.async_generation_ratio, config.rollout_batch_size) == (4, 7, 32)
+
+
+def test_parts_of_rewards_have_their_weights() -> None:
+    words = ["algorithm.adv_estimator=gdpo", 'algorithm.gdpo_reward_keys=["right","short"]']
+    assert load_config(None, [*GRPO, *words]).config.gdpo_parts == {"right": 1.0, "short": 1.0}
+    weighted = load_config(None, [*GRPO, *words, "algorithm.gdpo_reward_weights=[1.0,0.5]"])
+    assert weighted.config.gdpo_parts == {"right": 1.0, "short": 0.5}
+
+
+def test_groups_of_one_are_not_centred() -> None:
+    alone = load_config(None, [*PPO, "algorithm.adv_estimator=grpo"]).derived
+    assert (alone.norm_mean_type, alone.norm_std_type) == ("none", "none")
 
 
 @pytest.mark.parametrize(
@@ -104,6 +171,22 @@ def test_a_weight_on_recomputed_probabilities_is_decoupled_ppo() -> None:
         ("data.truncation=left", "actor_train.data_args.too_long", "truncate"),
         ("data.filter_overlong_prompts=True", "actor_train.data_args.too_long", "drop"),
         ("data.val_max_samples=32", "val_batch_size", 32),
+        ("data.train_max_samples=1000", "actor_train.data_args.max_rows", 1000),
+        ("data.train_max_samples=-1", "actor_train.data_args.max_rows", None),
+        ("actor_rollout_ref.actor.kl_loss_type=k3+", "kl_loss_type", "k3+"),
+        ("actor_rollout_ref.actor.kl_loss_type=low_var_kl+", "kl_loss_type", "k3+"),
+        ("actor_rollout_ref.actor.kl_loss_type=mse+", "kl_loss_type", "k2"),
+        ("algorithm.kl_penalty=low_var_kl+", "kl_penalty", "k3"),
+        ("actor_rollout_ref.actor.loss_scale_factor=8192", "loss_norm_length", 8192),
+        ("actor_rollout_ref.actor.policy_loss.loss_mode=kl_cov", "pg_variant", "kl_cov"),
+        ("actor_rollout_ref.actor.policy_loss.ppo_kl_coef=1.0", "kl_cov_coef", 1.0),
+        ("actor_rollout_ref.actor.tis_imp_ratio_cap=3", "decoupled_weight_cap", 3),
+        ("actor_rollout_ref.actor.router_replay.mode=R3", "routing_replay", True),
+        ("actor_rollout_ref.actor.strategy=veomni", "actor_train.strategy_args.strategy_name", "fsdp2_train"),
+        ("actor_rollout_ref.actor.optim.min_lr_ratio=0.1", "actor_train.training_args.min_lr_ratio", 0.1),
+        ("critic.optim.warmup_style=cosine", "critic.training_args.lr_scheduler_type", "cosine"),
+        ("algorithm.adv_estimator=tir_optimal_token_baseline", "adv_estimator", "optimal_token_baseline"),
+        ("actor_rollout_ref.rollout.agent.default_agent_loop=partial_single_turn_agent", "pg_clip", 0.2),
         ("data.val_batch_size=32", "val_batch_size", None),
     ],
 )
@@ -123,9 +206,12 @@ def test_a_share_of_warm_up_is_counted_in_the_steps_of_the_run() -> None:
         ("actor_rollout_ref.model.path=Qwen/Qwen2.5-VL-7B-Instruct", "vision-language"),
         ("actor_rollout_ref.rollout.agent.default_agent_loop=my_agent", "agent loop"),
         ("actor_rollout_ref.rollout.multi_turn.tool_config_path=image_zoom_in_tool_config.yaml", "pictures"),
-        ("algorithm.adv_estimator=gdpo", "estimator"),
+        ("algorithm.adv_estimator=gdpo", "gdpo_reward_keys"),
+        ("algorithm.adv_estimator=codapo", "not a known name"),
+        ("actor_rollout_ref.rollout.multi_turn.function_tool_path=tools.py", "module:function"),
+        ("trainer.v1.trainer_mode=streamed", "separate_async"),
         ("algorithm.kl_ctrl.type=adaptive", "target"),
-        ("actor_rollout_ref.actor.policy_loss.loss_mode=clip_cov", "gspo"),
+        ("actor_rollout_ref.actor.policy_loss.loss_mode=cppo", "gspo"),
     ],
 )
 def test_what_is_not_offered_is_named_in_one_line(word: str, feature: str) -> None:

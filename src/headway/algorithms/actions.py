@@ -23,7 +23,9 @@ from torch import Tensor
 from headway.algorithms.packed_sequences import count_by_sequence
 from headway.errors import InvariantBroken
 
-AggregationMode = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
+AggregationMode = Literal[
+    "token-mean", "token-sum", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -116,8 +118,9 @@ def make_action_weights(
     mode: AggregationMode, sequence_N: Tensor, totals: BatchTotals, *, norm_length: int, dtype: torch.dtype
 ) -> Tensor:
     """Return the weight of each action, [N]. `norm_length` is the constant of `seq-mean-token-sum-norm`."""
-    if mode == "token-mean":
-        return torch.full(sequence_N.shape, 1 / max(totals.actions, 1), dtype=dtype, device=sequence_N.device)
+    if mode in ("token-mean", "token-sum"):
+        actions = max(totals.actions, 1) if mode == "token-mean" else 1
+        return torch.full(sequence_N.shape, 1 / actions, dtype=dtype, device=sequence_N.device)
     per_sequence = 1 / max(totals.sequences, 1)
     if mode == "seq-mean-token-mean":
         return per_sequence / totals.length_S.clamp(min=1).to(dtype)[sequence_N]

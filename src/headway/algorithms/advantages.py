@@ -18,8 +18,8 @@ group whose rewards are all equal is exactly 0 wherever it is centred on the gro
 Legend: N packed actions, S samples, K steps (turns) of all samples.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ from headway.algorithms.actions import require_input
 from headway.algorithms.kl import KlEstimator, estimate_kl
 from headway.algorithms.packed_sequences import RowLayout, count_by_sequence, mean_by_sequence, sum_by_sequence
 from headway.algorithms.returns import (
+    STD_EPSILON,
     NormType,
     compute_gae,
     compute_group_statistics,
@@ -82,6 +83,10 @@ class RewardBatch:
     """Samples whose answers are greedy, for `remax`."""
     domain_S: Tensor | None = None
     """Number of the domain of each sample; None: all have the same."""
+    part_PS: Tensor | None = None
+    """The parts of each reward that `gdpo_parts` names, in their order. For `gdpo`."""
+    gradient_norm_N: Tensor | None = None
+    """‖onehot − π‖² of each action under the weights at the start of the step, for `optimal_token_baseline`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +102,8 @@ class AdvantageSettings:
     episode_reward_weight: float = 1.0
     step_reward_weight: float = 1.0
     reward_clip: float | None = None
+    unbiased_std: bool = False
+    gdpo_parts: Mapping[str, float] = field(default_factory=dict)
     whiten_advantages: bool = False
     whiten_by_domain: bool = False
     advantage_clip: float | None = None
@@ -139,7 +146,8 @@ class EstimatorInputs:
     def normalise(self, x: Tensor, keep: Tensor, group: Tensor, groups: int, domain: Tensor | None) -> Tensor:
         """Normalise `x` by the configured norms and clip it."""
         types = {"mean_type": self.settings.norm_mean_type, "std_type": self.settings.norm_std_type}
-        return self.clip(normalise_rewards(x, keep, group, groups, domain_S=domain, **types))
+        unbiased = self.settings.unbiased_std
+        return self.clip(normalise_rewards(x, keep, group, groups, domain_S=domain, unbiased=unbiased, **types))
 
     def clip(self, x: Tensor) -> Tensor:
         """Clip `x` to ± `reward_clip`."""
@@ -160,6 +168,8 @@ class EstimatorInputs:
         return rows.to_rows(rows.place_at_end(reward_U) - self.penalty_N)
 
 
+TINY_WEIGHT = 1e-8
+"""Added to the sum of weights of `optimal_token_baseline`."""
 EstimatorFunction = Callable[[EstimatorInputs], Tensor | Estimate]
 
 
@@ -210,6 +220,54 @@ def gpg(inputs: EstimatorInputs) -> Tensor:
     scale = inputs.keep_S.sum() / ((total_S != 0) & inputs.keep_S).sum().clamp(min=1)
     mean_G = compute_group_statistics(total_S, inputs.keep_S, b.group_S, b.groups).mean_G
     return (scale * (total_S - mean_G[b.group_S]))[b.sequence_N]
+
+
+def grpo_passk(inputs: EstimatorInputs) -> Tensor:
+    """Return, on the best member of a group alone, its lead over the second best, divided by the group's spread."""
+    b, found_S = inputs.batch, torch.zeros_like(inputs.batch.reward_S, dtype=torch.float64)
+    total_S = b.reward_S.double() - sum_by_sequence(inputs.penalty_N, b.sequence_N, b.reward_S.shape[0])
+    order_S = total_S.argsort(descending=True, stable=True)
+    rows = RowLayout.of(inputs.keep_S[order_S], b.group_S[order_S], b.groups)
+    ranked_GT = rows.to_rows(total_S[order_S])
+    if ranked_GT.shape[1] > 1:
+        lead_G = torch.where(rows.length_S > 1, ranked_GT[:, 0] - ranked_GT[:, 1], 0.0)
+        statistics = compute_group_statistics(total_S, inputs.keep_S, b.group_S, b.groups)
+        if inputs.settings.norm_std_type != "none":
+            std_G = statistics.unbiased_std_G if inputs.settings.unbiased_std else statistics.std_G
+            lead_G = torch.where(std_G > 0, lead_G / (std_G + STD_EPSILON), lead_G)
+        best_M = rows.column_M == 0
+        found_S[order_S[rows.position_M[best_M]]] = lead_G[rows.row_M[best_M]]
+    return found_S[b.sequence_N]
+
+
+def gdpo(inputs: EstimatorInputs) -> Tensor:
+    """Return the sum of the reward's parts, each normalised by itself, and whiten it over the batch."""
+    b, parts = inputs.batch, inputs.settings.gdpo_parts or {"reward": 1.0}
+    part_PS = b.reward_S[None] if b.part_PS is None else b.part_PS
+    scores = (inputs.normalise(part_S, inputs.keep_S, b.group_S, b.groups, b.domain_S) for part_S in part_PS)
+    total_S = sum(weight * score_S for weight, score_S in zip(parts.values(), scores, strict=True))
+    rows = inputs.sample_rows()
+    advantage_ST = compute_reward_to_go(inputs.token_rewards(torch.as_tensor(total_S), rows), 1.0)
+    return whiten_over_actions(rows.to_packed(advantage_ST), inputs.mask_N)
+
+
+def optimal_token_baseline(inputs: EstimatorInputs) -> Tensor:
+    """Return the reward-to-go less its mean over the members at the same place, weighted by Σ ‖onehot − π‖² so far.
+
+    Where one member alone has come so far, nothing is subtracted.
+    """
+    norm_N = require_input(inputs.batch.gradient_norm_N, "gradient_norm_N", "optimal_token_baseline").double()
+    group_S, groups, rows = inputs.batch.group_S, inputs.batch.groups, inputs.sample_rows()
+    inside_ST = rows.to_rows(torch.ones_like(norm_N))
+    return_ST = compute_reward_to_go(inputs.token_rewards(inputs.normalised_rewards(), rows), 1.0)
+    weight_ST = rows.to_rows(norm_N).cumsum(1) * inside_ST
+
+    def add_members(x_ST: Tensor) -> Tensor:
+        return x_ST.new_zeros(groups, x_ST.shape[1]).index_add(0, group_S, x_ST)
+
+    mean_GT = add_members(return_ST * weight_ST) / (add_members(weight_ST) + TINY_WEIGHT)
+    baseline_GT = torch.where(add_members(inside_ST) > 1, mean_GT, 0.0)
+    return rows.to_packed(return_ST - baseline_GT[group_S])
 
 
 def gae(inputs: EstimatorInputs) -> Estimate:
@@ -264,7 +322,10 @@ def compute_step_returns(steps: TurnRewards, gamma: float) -> Tensor:
     return rows.to_packed(compute_reward_to_go(rows.to_rows(steps.reward_K.double()), gamma))
 
 
-for _function in (grpo, reinforce, rloo, remax, opo, gpg, gae, step_reinforce, gigpo):
+for _function in (
+    *(grpo, reinforce, rloo, remax, opo, gpg, gae, step_reinforce, gigpo),
+    *(grpo_passk, gdpo, optimal_token_baseline),
+):
     ADVANTAGE_ESTIMATORS.register(_function.__name__, _function)
 # `reinforce_plus_plus` is `reinforce` whose norms the configuration sets to batch.
 ADVANTAGE_ESTIMATORS.register("reinforce_plus_plus", reinforce)
@@ -329,6 +390,8 @@ def make_advantage_settings(resolved: ResolvedConfig) -> AdvantageSettings:
         episode_reward_weight=config.episode_reward_weight,
         step_reward_weight=config.step_reward_weight,
         reward_clip=config.reward_clip,
+        unbiased_std=config.unbiased_std,
+        gdpo_parts=config.gdpo_parts,
         whiten_advantages=config.whiten_advantages,
         whiten_by_domain=config.whiten_by_domain,
         advantage_clip=config.advantage_clip,

@@ -1,6 +1,6 @@
 """Distance to the reference model: KL estimators per action, and the controller of the token penalty's coefficient.
 
-The same four estimators serve as a term of the loss (with gradient through ℓ) and inside the rewards of actions (as
+The same estimators serve as a term of the loss (with gradient through ℓ) and inside the rewards of actions (as
 constants). The log-ratio of k3 is clamped to ±20 as a whole, so k3 is never infinite; beyond the clamp its gradient
 is 0. Legend: N packed actions.
 """
@@ -13,15 +13,23 @@ from torch import Tensor
 from headway.algorithms.packed_sequences import clamp_log_ratio
 from headway.config import Config
 
-KlEstimator = Literal["k1", "k2", "k3", "abs"]
+KlEstimator = Literal["k1", "k2", "k3", "abs", "k1+", "k3+", "abs+"]
 
+_WITHOUT_PLUS: dict[str, KlEstimator] = {"k1+": "k1", "k3+": "k3", "abs+": "abs"}
 _LARGEST_ERROR = 0.2
 """Limit of the relative error that an adaptive controller reacts to."""
 
 
 def estimate_kl(kind: KlEstimator, logp_N: Tensor, reference_N: Tensor) -> Tensor:
-    """Return k1 = ℓ − ℓ_ref, k2 = ½(ℓ − ℓ_ref)², k3 = e^{ℓ_ref − ℓ} − (ℓ_ref − ℓ) − 1 or abs = |ℓ − ℓ_ref|."""
+    """Return k1 = ℓ − ℓ_ref, k2 = ½(ℓ − ℓ_ref)², k3 = e^{ℓ_ref − ℓ} − (ℓ_ref − ℓ) − 1 or abs = |ℓ − ℓ_ref|.
+
+    A plus behind the name means that value with the gradient of k2.
+    """
     difference_N = logp_N - reference_N
+    if kind in ("k1+", "k3+", "abs+"):
+        # The expected gradient of k2 is that of the KL, which is not so for the others.
+        slope_N = 0.5 * difference_N.square()
+        return slope_N - slope_N.detach() + estimate_kl(_WITHOUT_PLUS[kind], logp_N, reference_N).detach()
     if kind == "k1":
         return difference_N
     if kind == "k2":

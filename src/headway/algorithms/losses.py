@@ -11,17 +11,20 @@ r = exp(ℓ − ℓ_b) is the ratio to the behaviour policy, with its logarithm 
 Passing ℓ, recomputed with the current weights, as ℓ_b makes r ≡ 1 and turns the off-policy correction off.
 
 Guarantees: finite for finite input. All built-in losses but `gspo` and `gmpo` work on a part of a sequence too.
+`clip_cov` and `kl_cov` compare the actions of a micro-batch with each other, so how a batch is cut matters to them.
 Legend: N packed actions; ℓ is `logp_N`, ℓ_b `behaviour_N`, ℓ_p `proximal_N`, A `advantage_N`.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from headway.algorithms.actions import Actions, require_input
 from headway.algorithms.packed_sequences import (
+    RatioLevel,
     clamp_log_ratio,
     importance_ratio,
     importance_ratio_at,
@@ -38,13 +41,16 @@ class LossSettings:
     """Numbers that the built-in losses read; each names the loss that reads it."""
 
     clip_low: float = 0.2
-    """`ppo`, `decoupled_ppo`, `gspo`: the ratio is clipped to [1 − clip_low, 1 + clip_high]; `gmpo`: its logarithm to
-    [−clip_low, clip_high]; `dppo_tv`, `dppo_kl`: actions whose divergence is larger are left out."""
+    """`ppo`, `up`, `clip_cov`, `decoupled_ppo`, `gspo`: the ratio is clipped to [1 − clip_low, 1 + clip_high];
+    `gmpo`: its logarithm to [−clip_low, clip_high]; `dppo_tv`, `dppo_kl`: actions whose divergence is larger
+    are left out."""
     clip_high: float = 0.2
     dual_clip: float | None = None
-    """`ppo`, `decoupled_ppo`: the constant c of the dual clip; `dppo_…`: the largest ratio. None turns it off."""
+    """`ppo`, `up`, `decoupled_ppo`: the constant c of the dual clip; `dppo_…`: the largest ratio. None turns it off."""
     decoupled_weight_cap: float = 5.0
     """`decoupled_ppo`: the largest weight exp(ℓ_p − ℓ_b)."""
+    decoupled_weight_type: RatioLevel | Literal["none"] = "token"
+    """`decoupled_ppo`: a weight for each action, for each sequence, or none."""
     tis_lower: float = 0.0
     """`tis`: bounds of the weight."""
     tis_upper: float = 1.0
@@ -63,6 +69,15 @@ class LossSettings:
     """`sapo`: how steep the gate is where A > 0."""
     sapo_tau_negative: float = 1.05
     """`sapo`: how steep the gate is elsewhere."""
+    clip_cov_ratio: float = 2e-4
+    """`clip_cov`: share of the actions that is left out."""
+    clip_cov_low: float = 1.0
+    """`clip_cov`: they are drawn among actions whose covariance is between these bounds."""
+    clip_cov_high: float = 5.0
+    kl_cov_ratio: float = 2e-4
+    """`kl_cov`: share of the actions that is pulled back."""
+    kl_cov_coef: float = 0.1
+    """`kl_cov`: coefficient of the pull."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -115,10 +130,14 @@ def ppo(actions: Actions, settings: LossSettings) -> ActionLoss:
 
 def decoupled_ppo(actions: Actions, settings: LossSettings) -> ActionLoss:
     """Return the clipped surrogate on exp(ℓ − ℓ_p), times the constant min(exp(ℓ_p − ℓ_b), cap)."""
-    proximal_N = require_input(actions.proximal_N, "proximal_N", "decoupled_ppo")
-    ratio_N = importance_ratio(actions.logp_N, proximal_N)
-    inner = _clipped_surrogate(ratio_N, actions.advantage_N, settings, settings.dual_clip)
-    weight_N = importance_ratio(proximal_N, actions.behaviour_N).detach().clamp(max=settings.decoupled_weight_cap)
+    x, level = actions, settings.decoupled_weight_type
+    proximal_N = require_input(x.proximal_N, "proximal_N", "decoupled_ppo")
+    ratio_N = importance_ratio(x.logp_N, proximal_N)
+    inner = _clipped_surrogate(ratio_N, x.advantage_N, settings, settings.dual_clip)
+    if level == "none":
+        return inner
+    ratio_N = importance_ratio_at(level, proximal_N, x.behaviour_N, x.mask_N, x.sequence_N, x.sequences)
+    weight_N = ratio_N.detach().clamp(max=settings.decoupled_weight_cap)
     return ActionLoss(loss_N=inner.loss_N * weight_N, clipped_N=inner.clipped_N)
 
 
@@ -208,5 +227,55 @@ def _drop_divergent(actions: Actions, settings: LossSettings, above_N: Tensor, b
     return ActionLoss(loss_N=loss_N, clipped_N=dropped_N | (weight_N != ratio_N))
 
 
-for _function in (ppo, decoupled_ppo, vanilla, tis, cispo, topr, kimi15, gspo, gmpo, sapo, dppo_tv, dppo_kl):
+def up(actions: Actions, settings: LossSettings) -> ActionLoss:
+    """Return −A·ℓ where A > 0, however far the policy has moved; the loss of `ppo` elsewhere."""
+    clipped, positive_N = ppo(actions, settings), actions.advantage_N > 0
+    free_N = -actions.advantage_N * (actions.logp_N - actions.logp_N.detach()).exp()
+    loss_N = torch.where(positive_N, free_N, clipped.loss_N)
+    return ActionLoss(loss_N=loss_N, clipped_N=clipped.clipped_N & ~positive_N)
+
+
+def clip_cov(actions: Actions, settings: LossSettings) -> ActionLoss:
+    """Return the clipped surrogate without a few actions, drawn among those whose ℓ and A are large together.
+
+    The draw depends on nothing but the number of actions, so it is the same after a restart.
+    """
+    ratio_N, covariance_N = importance_ratio(actions.logp_N, actions.behaviour_N), _covariance(actions)
+    inner = _clipped_surrogate(ratio_N, actions.advantage_N, settings, None)
+    inside_N = (covariance_N > settings.clip_cov_low) & (covariance_N < settings.clip_cov_high) & ~inner.clipped_N
+    draw_N = torch.rand(len(ratio_N), generator=torch.Generator().manual_seed(len(ratio_N))).to(ratio_N)
+    dropped_N = _mark_largest(draw_N, inside_N & actions.mask_N, actions.mask_N, settings.clip_cov_ratio)
+    return ActionLoss(loss_N=inner.loss_N.masked_fill(dropped_N, 0.0), clipped_N=inner.clipped_N | dropped_N)
+
+
+def kl_cov(actions: Actions, settings: LossSettings) -> ActionLoss:
+    """Return −r·A, plus coef·|ℓ − ℓ_b| for the few actions whose ℓ and A are largest together."""
+    log_N = clamp_log_ratio(actions.logp_N - actions.behaviour_N.detach())
+    pulled_N = _mark_largest(_covariance(actions), actions.mask_N, actions.mask_N, settings.kl_cov_ratio)
+    pull_N = torch.where(pulled_N, settings.kl_cov_coef * log_N.abs(), torch.zeros_like(log_N))
+    return ActionLoss(loss_N=pull_N - log_N.exp() * actions.advantage_N, clipped_N=pulled_N)
+
+
+def _covariance(actions: Actions) -> Tensor:
+    """Return (A − mean A)·(ℓ − mean ℓ) of each action; the means are those of the trained actions here."""
+    count = actions.mask_N.sum().clamp(min=1)
+
+    def centre(x_N: Tensor) -> Tensor:
+        return x_N - torch.where(actions.mask_N, x_N, torch.zeros_like(x_N)).sum() / count
+
+    return centre(actions.advantage_N.detach()) * centre(actions.logp_N.detach())
+
+
+def _mark_largest(x_N: Tensor, inside_N: Tensor, mask_N: Tensor, share: float) -> Tensor:
+    """Return the largest of `x_N` inside: as many as are `share` of the masked actions, and at least one."""
+    order_N = torch.where(inside_N, x_N, torch.full_like(x_N, -torch.inf)).argsort(descending=True, stable=True)
+    rank_N = torch.empty_like(order_N)
+    rank_N[order_N] = torch.arange(len(order_N), device=order_N.device)
+    return inside_N & (rank_N < (share * mask_N.sum()).floor().clamp(min=1))
+
+
+for _function in (
+    *(ppo, decoupled_ppo, vanilla, tis, cispo, topr, kimi15, gspo, gmpo, sapo, dppo_tv, dppo_kl),
+    *(up, clip_cov, kl_cov),
+):
     POLICY_LOSSES.register(_function.__name__, _function)

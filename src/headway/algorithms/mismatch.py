@@ -1,10 +1,10 @@
 """Correction of the mismatch between trainer and engine, whose probabilities differ even with the same weights.
 
 The correction multiplies any policy loss by the weight min(exp(ℓ_p − ℓ_b), C), and drops actions or sequences whose
-exp(ℓ_p − ℓ_b), or exp(ℓ_p) − exp(ℓ_b), leaves [low, high]. Both are constants for the gradient. Filters work one after
-the other: a filter of sequences reads the actions that the filters before it kept. A dropped action leaves the
-numerator only; denominators stay those of the batch (`actions.py`), so dropping many actions makes the step smaller
-and never noisier.
+exp(ℓ_p − ℓ_b), or exp(ℓ_p) − exp(ℓ_b), leaves [low, high], or whose distance k2 or k3 is above a bound. Both are
+constants for the gradient. Filters work one after the other: a filter of sequences reads the actions that the filters
+before it kept. A dropped action leaves the numerator only; denominators stay those of the batch (`actions.py`), so
+dropping many actions makes the step smaller and never noisier.
 
 The levels of sequences and turns need whole sequences. Legend: N packed actions, S sequences.
 """
@@ -16,10 +16,18 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from headway.algorithms.packed_sequences import RatioLevel, importance_ratio_at, mean_by_sequence, sum_by_sequence
+from headway.algorithms.packed_sequences import (
+    RatioLevel,
+    clamp_log_ratio,
+    importance_ratio_at,
+    mean_by_sequence,
+    sum_by_sequence,
+)
 from headway.config import TrainInferCorrectionConfig
 from headway.errors import InvariantBroken
 
+FilterLevel = RatioLevel | Literal["largest"]
+"""Levels of ratios, and sequences with the largest value of their actions."""
 MismatchLevel = RatioLevel | Literal["segment"]
 """Levels of ratios, and turns with the geometric mean of their actions."""
 
@@ -34,9 +42,10 @@ class ImportanceWeightSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RatioFilterSettings:
-    """One mask: ratios inside [low, high] stay, if the differences of probabilities are in their range too."""
+    """One mask: ratios inside [low, high], or distances up to `high`, stay, if differences are in their range too."""
 
-    level: MismatchLevel = "token"
+    level: MismatchLevel | Literal["largest"] = "token"
+    measure: Literal["ratio", "k2", "k3"] = "ratio"
     low: float = 0.8
     high: float = 1.2
     difference_low: float | None = None
@@ -75,6 +84,7 @@ def make_mismatch_correction(config: TrainInferCorrectionConfig) -> MismatchCorr
         filters=tuple(
             RatioFilterSettings(
                 level=one.agg_type,
+                measure=one.measure,
                 low=one.ratio_low,
                 high=one.ratio_high,
                 difference_low=one.diff_low,
@@ -117,8 +127,8 @@ def filter_mask(
     with torch.no_grad():
         for one in filters:
             level, part_N, parts = _choose_parts(one.level, sequence_N, sequences, turn_N, turns)
-            ratio_N = importance_ratio_at(level, proximal_N, behaviour_N, kept_N, part_N, parts)
-            inside_N = (ratio_N >= one.low) & (ratio_N <= one.high)
+            found_N = _measure(proximal_N, behaviour_N, kept_N, part_N, parts, level, one.measure)
+            inside_N = (found_N <= one.high) & ((found_N >= one.low) | (one.measure != "ratio"))
             if one.difference_low is not None or one.difference_high is not None:
                 difference_N = _aggregate(proximal_N.exp() - behaviour_N.exp(), level, kept_N, part_N, parts)
                 inside_N &= difference_N >= (float("-inf") if one.difference_low is None else one.difference_low)
@@ -128,8 +138,8 @@ def filter_mask(
 
 
 def _choose_parts(
-    level: MismatchLevel, sequence_N: Tensor, sequences: int, turn_N: Tensor | None, turns: int
-) -> tuple[RatioLevel, Tensor, int]:
+    level: FilterLevel | Literal["segment"], sequence_N: Tensor, sequences: int, turn_N: Tensor | None, turns: int
+) -> tuple[FilterLevel, Tensor, int]:
     """Return the level, and the parts that it is computed for: turns or sequences."""
     if level != "segment":
         return level, sequence_N, sequences
@@ -138,10 +148,30 @@ def _choose_parts(
     return "geometric", turn_N, turns
 
 
-def _aggregate(x_N: Tensor, level: RatioLevel, mask_N: Tensor, part_N: Tensor, parts: int) -> Tensor:
-    """Return `x_N` itself, or the mean (`geometric`) or sum (`sequence`) over the masked actions of each part."""
+def _measure(
+    proximal_N: Tensor,
+    behaviour_N: Tensor,
+    mask_N: Tensor,
+    part_N: Tensor,
+    parts: int,
+    level: FilterLevel,
+    measure: Literal["ratio", "k2", "k3"],
+) -> Tensor:
+    """Return what a filter bounds, one number per action; actions of a part share theirs."""
+    if measure == "ratio" and level != "largest":
+        return importance_ratio_at(level, proximal_N, behaviour_N, mask_N, part_N, parts)
+    log_N = clamp_log_ratio(proximal_N - behaviour_N)
+    distance_N = {"ratio": log_N.exp(), "k2": 0.5 * log_N.square(), "k3": log_N.expm1() - log_N}[measure]
+    return _aggregate(distance_N, level, mask_N, part_N, parts)
+
+
+def _aggregate(x_N: Tensor, level: FilterLevel, mask_N: Tensor, part_N: Tensor, parts: int) -> Tensor:
+    """Return `x_N` itself, or the mean (`geometric`), sum (`sequence`) or largest of the masked actions of each part."""
     if level == "token":
         return x_N
     if level == "geometric":
         return mean_by_sequence(x_N, mask_N, part_N, parts)[part_N]
+    if level == "largest":
+        low_P = x_N.new_full((parts,), -torch.inf)
+        return low_P.scatter_reduce(0, part_N, x_N.masked_fill(~mask_N, -torch.inf), "amax")[part_N]
     return sum_by_sequence(torch.where(mask_N, x_N, torch.zeros_like(x_N)), part_N, parts)[part_N]

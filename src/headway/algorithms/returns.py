@@ -3,7 +3,8 @@
 Rewards are normalised over sets of samples: the groups, or the whole batch. Statistics are computed in float64. A set
 whose values are all equal is centred to exactly 0 and never divided by its vanishing spread (in float32 a mean that is
 one bit off, divided by 1e-6, would be an advantage of a percent). The standard deviation is that of the set itself
-(divided by n), as in `headway.rewards.base`. Members that are not kept are in no statistic and come out as 0.
+(divided by n), as in `headway.rewards.base`, unless the caller asks for n − 1. Members that are not kept are in no
+statistic and come out as 0.
 
 Returns work on rows: sequences of trained actions without gaps (`packed_sequences.RowLayout`) with zeros behind their
 end. Tokens of the environment are no actions and discount nothing. The value behind the last action is 0, so an episode
@@ -37,6 +38,11 @@ class GroupStatistics:
     std_G: Tensor
     """Exactly 0 where all kept members are equal, or there is at most one."""
 
+    @property
+    def unbiased_std_G(self) -> Tensor:  # noqa: N802
+        """Return the standard deviation with n − 1 instead of n below the squares."""
+        return self.std_G * (self.count_G.double() / (self.count_G - 1).clamp(min=1)).sqrt()
+
 
 def compute_group_statistics(x_S: Tensor, keep_S: Tensor, set_S: Tensor, sets: int) -> GroupStatistics:
     """Compute the statistics of `sets` sets; `set_S` says which set a member is in."""
@@ -59,9 +65,13 @@ def normalise_rewards(
     mean_type: NormType,
     std_type: NormType,
     domain_S: Tensor | None = None,
+    unbiased: bool = False,
     epsilon: float = STD_EPSILON,
 ) -> Tensor:
-    """Return (x − mean)/(std + ε), each over the group, the domain, the batch or not at all; [S] in float64."""
+    """Return (x − mean)/(std + ε), each over the group, the domain, the batch or not at all; [S] in float64.
+
+    `unbiased` divides the squares by n − 1 instead of n.
+    """
     wide_S = x_S.double()
     one_S = torch.zeros_like(group_S)
     sets: dict[NormType, tuple[Tensor, int]] = {"group": (group_S, groups), "batch": (one_S, 1), "domain": (one_S, 1)}
@@ -72,7 +82,8 @@ def normalise_rewards(
         wide_S = wide_S - compute_group_statistics(x_S, keep_S, set_S, count).mean_G[set_S]
     if std_type != "none":
         set_S, count = sets[std_type]
-        std_S = compute_group_statistics(x_S, keep_S, set_S, count).std_G[set_S]
+        statistics = compute_group_statistics(x_S, keep_S, set_S, count)
+        std_S = (statistics.unbiased_std_G if unbiased else statistics.std_G)[set_S]
         wide_S = torch.where(std_S > 0, wide_S / (std_S + epsilon), wide_S)
     return torch.where(keep_S, wide_S, torch.zeros_like(wide_S))
 

@@ -131,12 +131,14 @@ class RatioFilterConfig:
 
     enabled: bool = True
     """Apply this filter."""
-    agg_type: Literal["token", "segment", "sequence", "geometric"] = "token"
-    """Drop single actions, turns by geometric mean, or whole samples by product or geometric mean."""
+    agg_type: Literal["token", "segment", "sequence", "geometric", "largest"] = "token"
+    """Drop single actions, turns by geometric mean, or whole samples by product, geometric mean or largest value."""
+    measure: Literal["ratio", "k2", "k3"] = "ratio"
+    """What is bounded: ρ = exp(ℓ_p − ℓ_b), or the distance ½·log²ρ or ρ − 1 − log ρ, of samples by sum or mean."""
     ratio_low: Real = 0.8
-    """Smallest exp(ℓ_p − ℓ_b) kept."""
+    """Smallest ratio kept."""
     ratio_high: Positive = 1.2
-    """Largest exp(ℓ_p − ℓ_b) kept."""
+    """Largest ratio or distance kept."""
     diff_low: Signed | None = None
     """Smallest exp(ℓ_p) − exp(ℓ_b) kept; its mean for turns and `geometric`, its sum for `sequence`. null: any."""
     diff_high: Signed | None = None

@@ -220,8 +220,10 @@ def _check_algorithm(draft: ConfigDraft) -> None:
     config = draft.config
     if config.tis_lower_bound > config.tis_upper_bound:
         draft.refuse("tis_lower_bound", f"{config.tis_lower_bound:g} > tis_upper_bound {config.tis_upper_bound:g}")
+    if config.clip_cov_low >= config.clip_cov_high:
+        draft.refuse("clip_cov_low", f"{config.clip_cov_low:g} ≥ clip_cov_high {config.clip_cov_high:g}")
     for index, ratio in enumerate(config.train_infer_correction.filters):
-        if ratio.ratio_low > ratio.ratio_high:
+        if ratio.measure == "ratio" and ratio.ratio_low > ratio.ratio_high:
             key = f"train_infer_correction.filters[{index}].ratio_low"
             draft.problems.append(ConfigError(f"> ratio_high {ratio.ratio_high:g}", key=key, value=ratio.ratio_low))
         if ratio.diff_low is not None and ratio.diff_high is not None and ratio.diff_low > ratio.diff_high:

@@ -257,6 +257,8 @@ def _explain_signal_of_equals(draft: ConfigDraft) -> str | None:
     traits = ADVANTAGE_TRAITS.get(estimator)
     if traits.needs_critic:
         return f"{estimator} compares with the critic's values"
+    if traits.reads_parts and draft.config.gdpo_parts:
+        return f"{estimator} compares parts of rewards, which differ where their sums do not"
     if traits.reads_turns and draft.config.train_env_manager is not None:
         return f"{estimator} compares turns, which differ where episodes do not"
     if traits.needs_several_members or centre == "group":

@@ -71,6 +71,22 @@ def _choose_trackers(value: Any) -> Any:
     return [name for name in names if name != "none"]
 
 
+_KL_NAMES = {"kl": "k1", "mse": "k2", "low_var_kl": "k3"}
+
+
+def _name_kl_estimator(value: Any) -> Any:
+    """Return the estimator of a KL term, with a plus where its gradient is that of k2."""
+    name, plus = (value.removesuffix("+"), value.endswith("+")) if isinstance(value, str) else (value, False)
+    ours = _KL_NAMES.get(name, name)
+    return f"{ours}+" if plus and ours != "k2" else ours
+
+
+def _name_kl_value(value: Any) -> Any:
+    """Return the estimator of a KL inside rewards, which has no gradient."""
+    found = _name_kl_estimator(value)
+    return found.removesuffix("+") if isinstance(found, str) else found
+
+
 _REWRITES: Mapping[str, Rewrite] = {
     "trackers": _choose_trackers,
     "layer_names": _split_layer_names,
@@ -81,7 +97,8 @@ _REWRITES: Mapping[str, Rewrite] = {
     "negative_is_unset": _replace_negative(UNSET),
     "steps_before": lambda value: max(value - 1, 0) if isinstance(value, int) else value,
     "minus_one_is_zero": lambda value: 0 if value == -1 else value,
-    "kl_estimator": _rename_value({"kl": "k1", "mse": "k2", "low_var_kl": "k3", "k3+": "k3"}, strict=False),
+    "kl_estimator": _name_kl_estimator,
+    "kl_value": _name_kl_value,
     "dtype": _rename_value(
         {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "half": "fp16", "float": "fp32"}, strict=False
     ),

@@ -91,6 +91,8 @@ class OptimizerArgs:
     """Gradients are scaled down to this norm."""
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
     """Schedule of the learning rate after the warm-up."""
+    min_lr_ratio: Probability = 0.0
+    """Share of the learning rate at which `linear` and `cosine` end."""
     warmup_steps: Amount = 0
     """Steps over which the learning rate rises from zero."""
     warmup_unit: Literal["training_steps", "optimizer_steps"] = "training_steps"
@@ -168,6 +170,8 @@ class TrainingDataArgs(DataArgs):
 
     holdout: Real | None = None
     """Rows (from 1) or share of the rows (below 1) kept from training for validation. null: see docs/data.md."""
+    max_rows: Count | None = None
+    """Train on this many rows, drawn from `seed` where `shuffle` is on, else the first. null: all."""
     domain_interleave_probs: Mapping[str, Probability] = field(default_factory=dict)
     """Share of each domain in a batch. Empty: as in the data."""
 

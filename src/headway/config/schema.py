@@ -35,6 +35,7 @@ from headway.config.field_types import (
     Positive,
     Probability,
     Real,
+    Share,
     Signed,
     StalenessPolicyName,
     Steps,
@@ -208,6 +209,8 @@ class Config:
     """Where the dual clip is."""
     decoupled_weight_cap: Positive = 5.0
     """decoupled_ppo: largest behaviour weight exp(ℓ_p − ℓ_b)."""
+    decoupled_weight_type: Literal["token", "sequence", "geometric", "none"] = "token"
+    """decoupled_ppo: a weight for each action, for each sample (product or geometric mean), or none."""
     tis_lower_bound: Real = 0.0
     """tis: smallest weight."""
     tis_upper_bound: Positive = 1.0
@@ -228,10 +231,22 @@ class Config:
     """sapo: how steep the gate is for positive advantages."""
     sapo_tau_negative: Positive = 1.05
     """sapo: how steep it is for the others."""
-    loss_agg_mode: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"] = (
-        "token-mean"
-    )
-    """How the losses of actions are aggregated; `-norm` divides by `response_length`."""
+    clip_cov_ratio: Share = 2e-4
+    """clip_cov: share of the actions of a micro-batch that is left out, and at least one."""
+    clip_cov_low: Signed = 1.0
+    """clip_cov: they are drawn among actions whose covariance of advantage and log-probability is above this …"""
+    clip_cov_high: Signed = 5.0
+    """clip_cov: … and below this."""
+    kl_cov_ratio: Share = 2e-4
+    """kl_cov: share of the actions of a micro-batch that is pulled back, and at least one."""
+    kl_cov_coef: Real = 0.1
+    """kl_cov: coefficient of the pull."""
+    loss_agg_mode: Literal[
+        "token-mean", "token-sum", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"
+    ] = "token-mean"
+    """How the losses of actions are aggregated; `-norm` divides by `loss_norm_length`."""
+    loss_norm_length: Count | None = None
+    """What `seq-mean-token-sum-norm` divides by. null: `response_length`."""
     entropy_loss_coef: Real = 0.0
     """Entropy bonus."""
     mask_truncated_samples: bool = False
@@ -260,8 +275,8 @@ class Config:
     """Add the KL as a term of the loss."""
     kl_loss_coef: Real = 0.001
     """Its coefficient."""
-    kl_loss_type: Literal["k1", "k2", "k3", "abs"] = "k3"
-    """Its estimator (`kl`, `mse`, `low_var_kl` are k1, k2, k3)."""
+    kl_loss_type: Literal["k1", "k2", "k3", "abs", "k1+", "k3+", "abs+"] = "k3"
+    """Its estimator (`kl`, `mse`, `low_var_kl` are k1, k2, k3); a plus keeps its value and has the gradient of k2."""
     add_token_level_kl: bool = False
     """Subtract the KL from the reward of each action."""
     kl_penalty: Literal["k1", "k2", "k3", "abs"] = "k1"
@@ -290,6 +305,10 @@ class Config:
     """Scope of the mean that is subtracted from rewards. null: by estimator; the batch for groups of one."""
     norm_std_type: Literal["group", "batch", "domain", "none"] | None = None
     """Scope of the standard deviation that divides rewards; `none` with grpo is Dr.GRPO. null: by estimator."""
+    unbiased_std: bool = False
+    """Divide the squares of that standard deviation by n − 1 instead of n."""
+    gdpo_parts: Mapping[str, Real] = field(default_factory=dict)
+    """gdpo: parts of the reward, by name, with their weights. Empty: the reward is one part."""
     reward_clip: Positive | None = None
     """Rewards are clipped to ± this. null: off."""
     whiten_advantages: bool = False

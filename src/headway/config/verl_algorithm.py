@@ -8,15 +8,16 @@ from headway.errors import ConfigError
 
 _ACTOR, _NAME = "actor_rollout_ref.actor", "verl"
 _ESTIMATOR, _LOSS = "algorithm.adv_estimator", f"{_ACTOR}.policy_loss.loss_mode"
+_PARTS, _MEMBERS = "algorithm.gdpo_reward", "actor_rollout_ref.rollout.n"
 _OTHER_NAMES = {
     "rloo_vectorized": "rloo",
     "grpo_vectorized": "grpo",
     "reinforce_plus_plus": "reinforce",
     "reinforce_plus_plus_baseline": "grpo",
+    "tir_optimal_token_baseline": "optimal_token_baseline",
 }
 """Estimators of verl that are one of ours with other settings."""
 _WHITENED = ("gae", "reinforce_plus_plus", "reinforce_plus_plus_baseline")
-_MISSING = ("optimal_token_baseline", "tir_optimal_token_baseline", "gdpo", "grpo_passk")
 _BY_SEQUENCE = ("gspo", "sapo", "geo_mean")
 
 
@@ -24,10 +25,11 @@ def translate_verl_algorithm(given: ForeignEntries) -> None:
     """Replace the estimator and the loss by ours."""
     whole = any(given.get(key) is not None for key in ("data.train_files", "actor_rollout_ref.model.path"))
     name = given.get(_ESTIMATOR) or ("gae" if whole else None)
-    if name in _MISSING:
-        given.take(_ESTIMATOR)
-        hint = "grpo, rloo, opo, gpg, remax, reinforce_plus_plus or gae"
-        given.problems.append(ConfigError("is an estimator that is not here", key=_ESTIMATOR, value=name, hint=hint))
+    if name == "gdpo":
+        _translate_parts(given)
+    if name in ("grpo", "grpo_vectorized") and whole and (given.get(_MEMBERS) or 1) == 1:
+        for key in ("norm_mean_type", "norm_std_type"):
+            given.give_default(key, "none", f"{_NAME} for groups of one")
     if name in _WHITENED:
         given.give_default("whiten_advantages", True, f"{_NAME} for {name}")
     if name in _OTHER_NAMES:
@@ -37,6 +39,18 @@ def translate_verl_algorithm(given: ForeignEntries) -> None:
         given.give("norm_mean_type", "group", f"{_ESTIMATOR}: {name}")
         given.give("norm_std_type", "none", f"{_ESTIMATOR}: {name}")
     _translate_loss(given)
+
+
+def _translate_parts(given: ForeignEntries) -> None:
+    """Translate the parts of rewards that are normalised one by one, with their weights."""
+    keys, weights = given.take(f"{_PARTS}_keys"), given.take(f"{_PARTS}_weights")
+    keys = keys if isinstance(keys, list) else []
+    weights = weights if isinstance(weights, list) else [1.0] * len(keys)
+    if not keys or len(weights) != len(keys):
+        problem, hint = "needs parts of rewards, each with a weight", f"{_PARTS}_keys=[accuracy_reward, format_reward]"
+        given.problems.append(ConfigError(problem, key=_ESTIMATOR, value="gdpo", hint=hint))
+    for key, weight in zip(keys, weights, strict=False):
+        given.give(f"gdpo_parts.{key}", weight, f"{_PARTS}_keys")
 
 
 def _translate_loss(given: ForeignEntries) -> None:

@@ -38,6 +38,12 @@ _SHIPPED_FILES: dict[str, dict[str, Any]] = {
     },
 }
 """Tools of the files that come with verl, where they can be had."""
+_AGENT_LOOPS = (
+    *("single_turn_agent", "tool_agent", "partial_single_turn_agent"),
+    *("partial_tool_agent", "async_partial_tool_agent"),
+)
+"""Agent loops of verl whose episodes are those of a single turn or of the environment `tools`; all go on with new
+weights here."""
 _SHIPPED_TURNS = {"gsm8k": 5, "search": 2}
 """Turns in the files of the same names that come with verl."""
 _TOOL_TEXT = 256
@@ -49,15 +55,18 @@ def asks_for_tools(given: ForeignEntries, launch: LaunchArguments) -> bool:
     return given.get(f"{_TURNS}.enable") is True or bool(given.get(_FILE)) or "multiturn" in launch.name
 
 
-def find_missing_loop(values: dict[str, Any]) -> tuple[str, Any] | None:
-    """Return the key and the value of an agent loop of the user's own, which cannot be run here."""
+def find_missing_loop(values: dict[str, Any]) -> tuple[str, Any, str, str] | None:
+    """Return key, value, feature and alternative of an agent loop or of tools that cannot be run here."""
+    loop = ("an agent loop of verl's own kind", "custom_envs has turns, tools and openai_agent")
+    tools = ("tools in a file of verl's own kind", "custom_envs.<tag>.env_config.tools: [module:function]")
     for key, known in (
         (f"{_ROLLOUT}.agent.agent_loop_config_path", ()),
-        (f"{_ROLLOUT}.agent.default_agent_loop", ("single_turn_agent", "tool_agent")),
+        (f"{_ROLLOUT}.agent.default_agent_loop", _AGENT_LOOPS),
         (f"{_TURNS}.function_tool_path", ()),
+        (f"{_TURNS}.tool_env_manifest_path", ()),
     ):
         if values.get(key) not in (None, "", *known):
-            return key, values[key]
+            return key, values[key], *(tools if "multi_turn" in key else loop)
     return None
 
 
@@ -125,21 +134,41 @@ def _read_tools(given: ForeignEntries) -> list[dict[str, Any]]:
         hint = f"a file with tools; {', '.join(_SHIPPED_FILES)} are known without their files"
         given.problems.append(ConfigError("there is no such file", key=_FILE, value=path, hint=hint))
         return []
-    return [tool for row in rows if (tool := _translate_tool(given, row)) is not None]
+    return [tool for row in rows for tool in _translate_tool(given, row, file.parent)]
 
 
-def _translate_tool(given: ForeignEntries, row: Any) -> dict[str, Any] | None:
-    """Return our tool of the same kind. A class without one is a problem."""
+def _translate_tool(given: ForeignEntries, row: Any, folder: Path) -> list[dict[str, Any]]:
+    """Return our tool of the same kind, or those of MCP servers. A class without one is a problem."""
     name = str(row.get("class_name", "")) if isinstance(row, dict) else str(row)
+    if isinstance(row, dict) and isinstance(row.get("mcp"), dict):
+        return _translate_servers(given, row["mcp"], folder)
     found = _TOOL_CLASSES.get(name.rpartition(".")[2])
     if found is None:
         problem = f"the tool {name} of verl has no counterpart here"
         hint = f"{', '.join(_TOOL_CLASSES)}; or custom_envs.<tag>.env_config.tools: [module:function]"
         given.problems.append(ConfigError(problem, key=_FILE, value=name, hint=hint))
-        return None
+        return []
     kind, settings = found
     config, schema = row.get("config") or {}, row.get("tool_schema")
     tool = {"name": kind, **{ours: config[key] for key, ours in settings.items() if config.get(key) is not None}}
     if kind == "check_answer":
         tool["answer"] = _ANSWER
-    return {**tool, "schema": schema} if schema else tool
+    return [{**tool, "schema": schema} if schema else tool]
+
+
+def _translate_servers(given: ForeignEntries, settings: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
+    """Return the MCP servers of a file, which have a URL or are programs."""
+    path = Path(str(settings.get("mcp_servers_config_path")))
+    found = next((file for file in (path, folder / path.name) if is_existing_file(file)), None)
+    entries = {} if found is None else read_yaml_file(found, given.problems)  # JSON is YAML
+    servers: dict[str, dict[str, Any]] = {}
+    for place, entry in entries.items():
+        if place[0] == "mcpServers" and len(place) > 2:
+            servers.setdefault(place[1], {})[place[2]] = entry.value
+    if not servers or any("auth_token" in server for server in servers.values()):
+        problem = "asks for an MCP server with a token" if servers else "names no MCP servers"
+        hint = "mcpServers: {name: {url: …}} or {name: {command: …, args: […]}}, without a token"
+        given.problems.append(ConfigError(problem, key=f"{_FILE}: mcp_servers_config_path", value=str(path), hint=hint))
+        return []
+    only = settings.get("tool_selected_list") or []
+    return [{"name": "mcp", **server, **({"only": only} if only else {})} for server in servers.values()]

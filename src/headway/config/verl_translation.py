@@ -20,6 +20,8 @@ _MINI_BATCH, _STEPS = f"{_ACTOR}.ppo_mini_batch_size", "trainer.total_training_s
 _NODE = 8
 _DEFAULT_STEPS = 500
 _LORA_ALPHA = 16
+_OLD_CAP, _OLD_LEVELS = "algorithm.rollout_is_threshold", {name: name for name in ("token", "sequence", "geometric")}
+_OTHER_TRAINERS = ("veomni", "torchtitan", "automodel", "mindspeed")
 
 
 def find_missing_feature(entries: ConfigEntries) -> ConfigError | None:
@@ -39,7 +41,7 @@ def find_missing_feature(entries: ConfigEntries) -> ConfigError | None:
             alternative = "rewards.<domain>.reward_fn: judge asks a model, served here or behind a URL"
             return _refuse(f"{key}.enable", True, "a function that asks verl's own reward model", alternative)
     if (loop := find_missing_loop(values)) is not None:
-        return _refuse(*loop, "an agent loop of verl's own kind", "custom_envs has turns, tools and openai_agent")
+        return _refuse(*loop)
     if any(path[0] == "env" for path in entries):
         return _refuse("env", "…", "robots and their simulators")
     return None
@@ -54,11 +56,16 @@ def translate_verl(
 ) -> ConfigEntries:
     """Return the entries with joint keys of verl replaced by ours."""
     given = ForeignEntries(entries, notes, problems)
+    _translate_trainer_mode(given)
     _translate_fully_async(given, launch)
     _translate_pools(given)
-    if given.get(f"{_ROLLOUT}.name") == "trtllm":
-        given.take(f"{_ROLLOUT}.name")
-        given.notes.append(f"{_ROLLOUT}.name: trtllm is not in this build, native is used instead")
+    for key, others, ours in (
+        (f"{_ROLLOUT}.name", ("trtllm",), "native"),
+        (f"{_ACTOR}.strategy", _OTHER_TRAINERS, "fsdp2"),
+    ):
+        if (name := given.get(key)) in others:
+            given.entries[tuple(key.split("."))] = ConfigEntry(ours, f"translated from {key}: {name}")
+            given.notes.append(f"{key}: {name} is not in this build, {ours} is used instead")
     _check_kl_control(given)
     _translate_correction(given)
     translate_verl_algorithm(given)
@@ -74,6 +81,31 @@ def translate_verl(
         _translate_warmup(given, role, key)
         _translate_optimizer(given, role, key)
     return given.entries
+
+
+def _translate_trainer_mode(given: ForeignEntries) -> None:
+    """Translate the newer trainer, whose mode says how far rollout runs ahead and on which devices."""
+    base = "trainer.v1"
+    mode = given.take(f"{base}.trainer_mode")
+    if mode == "fully_async":
+        for theirs, key in (("staleness_threshold",) * 2, ("parameter_sync_step", "trigger_parameter_sync_step")):
+            if (entry := given.entries.pop(("trainer", "v1", mode, theirs), None)) is not None:
+                given.entries[("async_training", key)] = entry
+    elif mode in ("colocate_async", "separate_async"):
+        batches = given.take_number(f"{base}.{mode}.num_warmup_batches", 1, 0)
+        most = given.take_number(f"{base}.sampler.max_off_policy_threshold", 8, 0)
+        given.give("async_generation_ratio", min(batches, most), f"{base}.{mode}.num_warmup_batches")
+        if mode == "separate_async":
+            given.take("actor_rollout_ref.hybrid_engine")
+            given.give("hybrid_engine", False, f"{base}.trainer_mode")
+            if given.take(f"{base}.{mode}.hybrid_rollout.enable_switch") is True:
+                given.give("lend_idle_trainer", True, f"{base}.{mode}.hybrid_rollout.enable_switch")
+        elif batches:
+            note = "rollout has devices of its own here, since it goes on while training runs"
+            given.notes.append(f"{base}.trainer_mode: {note}")
+    elif mode not in (None, "sync"):
+        hint = "sync, colocate_async, separate_async, fully_async"
+        given.problems.append(ConfigError("is not known", key=f"{base}.trainer_mode", value=mode, hint=hint))
 
 
 def _translate_fully_async(given: ForeignEntries, launch: LaunchArguments) -> None:
@@ -147,45 +179,80 @@ def _check_kl_control(given: ForeignEntries) -> None:
 
 
 def _translate_correction(given: ForeignEntries) -> None:
-    """Translate the weight exp(recomputed − engine) and the masks on it."""
-    base = "algorithm.rollout_correction"
+    """Translate the weight exp(recomputed − engine) and the masks on it; in bypass mode nothing is recomputed."""
+    base, loss = "algorithm.rollout_correction", f"{_ACTOR}.policy_loss.loss_mode"
     weight, cap = given.take(f"{base}.rollout_is"), given.take_number(f"{base}.rollout_is_threshold", 2.0, 0)
     masks, bounds = given.take(f"{base}.rollout_rs"), given.take(f"{base}.rollout_rs_threshold")
     lower = given.take(f"{base}.rollout_rs_threshold_lower")
-    bypass = given.take(f"{base}.bypass_mode") is True
+    bypass = given.take(f"{base}.bypass_mode") is True or given.get(loss) == "bypass_mode"
+    kind = given.take(f"{base}.loss_type")
     given.take("async_training.compute_prox_log_prob")
-    if weight == "token" and not bypass and given.get(f"{_ACTOR}.policy_loss.loss_mode") in (None, "vanilla"):
-        given.take(f"{_ACTOR}.policy_loss.loss_mode")
-        given.give("pg_variant", "decoupled_ppo", f"{base}.rollout_is")
-        given.give("decoupled_weight_cap", cap, f"{base}.rollout_is_threshold")
-    elif weight in ("token", "sequence"):
-        given.give("train_infer_correction.is_weight.enabled", True, f"{base}.rollout_is")
-        given.give("train_infer_correction.is_weight.weight_type", weight, f"{base}.rollout_is")
-        given.give("train_infer_correction.is_weight.upper_bound", cap, f"{base}.rollout_is_threshold")
-    elif weight:
+    if given.take("algorithm.rollout_is") is True:  # names of 2025
+        weight, cap = given.take("algorithm.rollout_is_level") or "token", given.take_number(_OLD_CAP, cap, 0)
+    if (old := given.take_number(f"{_ACTOR}.tis_imp_ratio_cap", -1, -1)) > 0:
+        weight, cap = "token", old
+    if weight not in (None, "token", "sequence", "geometric"):
         given.problems.append(
             ConfigError("is not known", key=f"{base}.rollout_is", value=weight, hint="token, sequence")
         )
+    elif given.get(loss) not in (None, "vanilla", "bypass_mode"):
+        if weight:
+            note = f"changes nothing with {given.get(loss)}, whose ratio is to the engine's log-probabilities already"
+            given.notes.append(f"{base}.rollout_is: {note}")
+    elif bypass:
+        _translate_bypass(given, weight, cap, is_reinforce=kind == "reinforce")
+    elif weight:
+        given.take(loss)
+        given.give("pg_variant", "decoupled_ppo", f"{base}.rollout_is")
+        given.give("decoupled_weight_type", weight, f"{base}.rollout_is")
+        given.give("decoupled_weight_cap", cap, f"{base}.rollout_is_threshold")
     if masks:
         _translate_masks(given, base, str(masks).strip("'\""), str(bounds).strip("'\""), lower)
 
 
+def _translate_bypass(given: ForeignEntries, weight: str | None, cap: float, *, is_reinforce: bool) -> None:
+    """Translate losses whose ratio is to the engine's log-probabilities: PPO's own, or a weighted REINFORCE."""
+    base = "algorithm.rollout_correction"
+    given.take(f"{_ACTOR}.policy_loss.loss_mode")
+    if not is_reinforce:
+        if weight:
+            given.notes.append(f"{base}.rollout_is: changes nothing with bypass_mode, whose loss clips that ratio")
+        return
+    given.give("pg_variant", "tis" if weight == "token" else "vanilla", f"{base}.loss_type: reinforce")
+    if weight == "token":
+        given.give("tis_upper_bound", cap, f"{base}.rollout_is_threshold")
+    elif weight:
+        source = f"{base}.rollout_is"
+        given.give("train_infer_correction.is_weight.enabled", True, source)
+        given.give("train_infer_correction.is_weight.weight_type", weight, source)
+        given.give("train_infer_correction.is_weight.upper_bound", cap, f"{base}.rollout_is_threshold")
+
+
 def _translate_masks(given: ForeignEntries, base: str, masks: str, bounds: str, lower: Any) -> None:
-    kinds = {"token_k1": "token", "seq_sum_k1": "sequence", "seq_mean_k1": "geometric"}
-    kinds |= {name: name for name in ("token", "sequence", "geometric")}
+    """Translate masks: `seq_mean_k3` bounds the mean of k3; k1 bounds engine over trainer, the inverse of ours."""
+    levels = {"token": "token", "seq_sum": "sequence", "seq_mean": "geometric", "seq_max": "largest"}
+    names = [name.strip() for name in masks.split(",")]
+    given_bounds = [bound.strip() for bound in bounds.split(",")]
     filters, unknown = [], []
-    for name, bound in zip(masks.split(","), [*bounds.split(","), *[""] * masks.count(",")], strict=False):
-        low, _, high = bound.strip().partition("_")
+    for name, bound in zip(names, given_bounds * (len(names) if len(given_bounds) == 1 else 1), strict=False):
+        level, _, measure = name.rpartition("_")
+        low, _, high = bound.partition("_")
         try:
             upper = float(high or low)
+            if measure in ("k2", "k3"):
+                filters.append({"agg_type": levels[level], "measure": measure, "ratio_high": upper})
+                continue
             below = float(low) if high else float(lower) if lower is not None else 1 / upper
-            filters.append({"agg_type": kinds[name.strip()], "ratio_low": below, "ratio_high": upper})
+            if measure == "k1":
+                below, upper = 1 / upper, 1 / below
+            agg_type = levels[level] if measure == "k1" else _OLD_LEVELS[name]
+            filters.append({"agg_type": agg_type, "ratio_low": below, "ratio_high": upper})
         except (KeyError, ValueError, ZeroDivisionError):
-            unknown.append(name.strip())
+            unknown.append(name)
     if filters:
         given.give("train_infer_correction.filters", filters, f"{base}.rollout_rs")
     if unknown:
-        known = "token_k1, seq_sum_k1 and seq_mean_k1 are"
+        known = "token, seq_sum, seq_mean and seq_max with k1, k2 and k3 are"
         given.notes.append(f"{base}.rollout_rs: {', '.join(unknown)} changes nothing here; {known} known")
 
 

@@ -127,6 +127,10 @@ class TaskSelection:
     def __getitem__(self, index: int, /) -> Task:
         return self._table[self._indices[index]]
 
+    def select(self, places: Iterable[int]) -> TaskSelection:
+        """Return the tasks at some places of this selection."""
+        return TaskSelection(self._table, (self._indices[place] for place in places))
+
     def by_domain(self) -> dict[str, TaskSelection]:
         """Return the tasks of each domain."""
         found: dict[str, list[int]] = {}

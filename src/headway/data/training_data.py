@@ -60,7 +60,18 @@ def make_sources(resolved: ResolvedConfig, tokenizer: PromptTokenizer) -> DataSo
 def split_train_and_validation(
     resolved: ResolvedConfig, read: TableReader, notes: list[str]
 ) -> tuple[TaskSelection, TaskSelection | None]:
-    """Return the rows to train on and the rows held out, if there are any."""
+    """Return the rows to train on, at most `max_rows` of them, and the rows held out, if there are any."""
+    args, (train, held_out) = resolved.config.actor_train.data_args, _split(resolved, read, notes)
+    if args.max_rows is not None and args.max_rows < len(train):
+        order = list(range(len(train)))
+        if args.shuffle:
+            make_rng(resolved.config.seed, "data", "max_rows").shuffle(order)
+        notes.append(f"{_TRAIN_KEY}.max_rows: {args.max_rows} of {len(train)} rows are trained")
+        train = train.select(sorted(order[: args.max_rows]))
+    return train, held_out
+
+
+def _split(resolved: ResolvedConfig, read: TableReader, notes: list[str]) -> tuple[TaskSelection, TaskSelection | None]:
     args, validation = resolved.config.actor_train.data_args, resolve_validation_args(resolved)
     table = read(args, _TRAIN_KEY, "train" if args.holdout is None else "all", None)
     everything = TaskSelection(table, range(len(table)))

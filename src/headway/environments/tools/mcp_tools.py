@@ -1,9 +1,10 @@
-"""Tools of MCP servers, reached over stdio with the official client.
+"""Tools of MCP servers, reached over stdio or HTTP with the official client.
 
-The server is a program that the user names and trusts. It is started for each episode, so that no episode sees what
-another left in it, or once per environment with `keep`. It ends with `close`, and when this process is gone, because
-its standard input then closes. An error that a tool returns is a refusal that the policy reads. A server that dies, or
-is silent for `timeout_s`, loses the episode. Only the text of an answer is passed on; other parts are named by type.
+The server is a program that the user names and trusts, or runs already behind a URL. A program is started for each
+episode, so that no episode sees what another left in it, or once per environment with `keep`. It ends with `close`, and
+when this process is gone, because its standard input then closes. An error that a tool returns is a refusal that the
+policy reads. A server that dies, or is silent for `timeout_s`, loses the episode. Only the text of an answer is passed
+on; other parts are named by type.
 """
 
 import asyncio
@@ -26,20 +27,27 @@ class MCPToolSource:
     def __init__(
         self,
         *,
-        command: str,
+        command: str = "",
+        url: str = "",
         args: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
         timeout_s: float = 30.0,
         keep: bool = False,
+        only: Sequence[str] = (),
     ) -> None:
         self._mcp = import_optional_library("mcp", extra="mcp", wanted_by="mcp")
-        if not command:
-            raise ConfigError("must name a program", key="command", value=command)
+        if bool(command) == bool(url):
+            raise ConfigError("must name a program, or url a server", key="command", value=command or None)
         if timeout_s <= 0:
             raise ConfigError("must be more than 0", key="timeout_s", value=timeout_s)
-        self._server = self._mcp.StdioServerParameters(command=command, args=list(args), env=dict(env or {}), cwd=cwd)
-        self._timeout_s, self._keep = timeout_s, keep
+        self._name, self._url = command or url, url
+        self._server = None
+        if command:
+            self._server = self._mcp.StdioServerParameters(
+                command=command, args=list(args), env=dict(env or {}), cwd=cwd
+            )
+        self._timeout_s, self._keep, self._only = timeout_s, keep, frozenset(only)
         self._tools: list[Tool] = []
         self._stop = asyncio.Event()
         self._client_task: asyncio.Task[None] | None = None
@@ -60,7 +68,7 @@ class MCPToolSource:
         """Run the client in a task of its own, because the task that enters the client must also leave it."""
         self._stop = asyncio.Event()
         ready: asyncio.Future[list[Tool]] = asyncio.get_running_loop().create_future()
-        self._client_task = asyncio.create_task(self._run_client(ready), name=f"mcp {self._server.command}")
+        self._client_task = asyncio.create_task(self._run_client(ready), name=f"mcp {self._name}")
         both: set[asyncio.Future[Any]] = {ready, self._client_task}
         try:
             await asyncio.wait(both, timeout=self._timeout_s, return_when=asyncio.FIRST_COMPLETED)
@@ -75,7 +83,7 @@ class MCPToolSource:
 
     async def _run_client(self, ready: asyncio.Future[list[Tool]]) -> None:
         with _open_devnull() as devnull:
-            transport = self._mcp.stdio_client(self._server, errlog=devnull)
+            transport = self._url or self._mcp.stdio_client(self._server, errlog=devnull)
             async with self._mcp.Client(transport, read_timeout_seconds=self._timeout_s) as client:
                 listed, cursor = [], None
                 while True:
@@ -84,7 +92,8 @@ class MCPToolSource:
                     cursor = page.next_cursor
                     if not cursor:
                         break
-                ready.set_result([self._make_tool(client, one) for one in listed])
+                wanted = [one for one in listed if not self._only or one.name in self._only]
+                ready.set_result([self._make_tool(client, one) for one in wanted])
                 await self._stop.wait()
 
     def _make_tool(self, client: Any, listed: Any) -> Tool:
@@ -103,7 +112,7 @@ class MCPToolSource:
         return Tool(name=listed.name, description=listed.description or "", parameters=listed.input_schema, call=call)
 
     def _fail(self, what: str) -> EnvironmentFailed:
-        return EnvironmentFailed(f"the MCP server {self._server.command} {what}")
+        return EnvironmentFailed(f"the MCP server {self._name} {what}")
 
 
 def _open_devnull() -> TextIO:

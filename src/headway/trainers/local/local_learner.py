@@ -134,6 +134,7 @@ class LocalLearner(StepLearner):
             dtype=accumulation_dtype(settings),
             device=settings.device,
             selection=settings.selection,
+            parts=() if settings.advantages is None else tuple(settings.advantages.gdpo_parts),
         )
         if not tokens.rows:
             raise TrainerError(f"step {batch.trained + 1}: a batch without a single action")
@@ -150,6 +151,8 @@ class LocalLearner(StepLearner):
             steps=tokens.steps,
             greedy_S=tokens.greedy_S,
             domain_S=tokens.domain_S,
+            part_PS=tokens.part_PS,
+            gradient_norm_N=self._compute_gradient_norms(tokens.rows, gate) if settings.gradient_norms else None,
         )
         if tokens.weight_S is not None:  # every policy loss is proportional to the advantage
             weighted_N = advantages.advantage_N * tokens.weight_S[tokens.sequence_N]
@@ -186,6 +189,11 @@ class LocalLearner(StepLearner):
         """Return ℓ_p of all actions; rows scored with other weights, or not at all, are computed here."""
         found_N = self._score_rows("policy", tokens.unscored, gate, actions=tokens.sequence_N.numel())
         return found_N if tokens.proximal_N is None else found_N + tokens.proximal_N
+
+    def _compute_gradient_norms(self, rows: Sequence[TokenRow], gate: CommitGate) -> Tensor:
+        return self._retry_on_oom(
+            rows, lambda: score_rows(self.policy.gradient_norms, rows, self.settings, gate, self.ranks)
+        )
 
     def _score(self, kind: ScoreKind, group: SampleGroup, gate: CommitGate) -> list[list[float]]:
         rows = make_token_rows([group], self.policy.vocabulary)

@@ -65,8 +65,18 @@ class PolicyModel:
         """Return log-probabilities and entropies of every action of `pack`."""
         return self._logps_of_hidden(compute_hidden_states(self.backbone, pack)[pack.before_N], pack.chosen_N)
 
-    def _logps_of_hidden(self, hidden_NH: Tensor, chosen_N: Tensor) -> TokenLogps:
-        temperature, change, bias_V = self._settings.temperature, self._logit_transform, self.head.bias
+    def gradient_norms(self, pack: TokenPack) -> Tensor:
+        """Return ‖onehot − π‖² = 1 − 2π + Σπ² of every action of `pack`: how far it moves the logits."""
+        return self._norms_of_hidden(compute_hidden_states(self.backbone, pack)[pack.before_N], pack.chosen_N)
+
+    def _norms_of_hidden(self, hidden_NH: Tensor, chosen_N: Tensor) -> Tensor:
+        logp_N = self._logps_of_hidden(hidden_NH, chosen_N).logp_N
+        sharp_N = self._logps_of_hidden(hidden_NH, chosen_N, sharpness=2.0).logp_N
+        # With logits twice as large a token has π²/Σπ², so that Σπ² is π² over that.
+        return 1.0 - 2.0 * logp_N.exp() + (2.0 * logp_N - sharp_N).exp()
+
+    def _logps_of_hidden(self, hidden_NH: Tensor, chosen_N: Tensor, sharpness: float = 1.0) -> TokenLogps:
+        temperature, change, bias_V = self._settings.temperature / sharpness, self._logit_transform, self.head.bias
         if change.cap:
             return compute_capped_logps(
                 hidden_NH, self.head.weight, chosen_N, bias_V=bias_V, temperature=temperature, transform=change

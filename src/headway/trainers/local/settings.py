@@ -30,7 +30,9 @@ class OptimizerSettings:
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     warmup_steps: int = 0
     max_steps: int = 1
-    """Step at which `linear` and `cosine` reach zero."""
+    """Step at which `linear` and `cosine` end."""
+    lowest: float = 0.0
+    """Share of the learning rate at which they end."""
     first_step: int = 0
     """Step at which the schedule begins."""
     offload: bool = False
@@ -47,8 +49,10 @@ class OptimizerSettings:
             return self.learning_rate * (version + 1) / self.warmup_steps
         decay_steps = self.max_steps - self.warmup_steps
         done = min((version - self.warmup_steps) / decay_steps, 1.0) if decay_steps > 0 else 0.0
-        shape = {"constant": 1.0, "linear": 1.0 - done, "cosine": 0.5 * (1.0 + cos(pi * done))}
-        return self.learning_rate * shape[self.schedule]
+        if self.schedule == "constant":
+            return self.learning_rate
+        shape = 1.0 - done if self.schedule == "linear" else 0.5 * (1.0 + cos(pi * done))
+        return self.learning_rate * (self.lowest + (1.0 - self.lowest) * shape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +110,8 @@ class LocalSettings:
     """Compute ℓ_p at the start of a step for samples that do not bring it."""
     share_prompts: bool = True
     """Encode the common prompt of a group once."""
+    gradient_norms: bool = False
+    """Compute how far each action moves the logits at the start of a step, for the estimator."""
     routing_replay: bool = True
     """Let mixtures of experts compute with the experts that the engine has chosen, where samples bring them."""
 
@@ -156,6 +162,7 @@ def make_local_settings(
         lora=make_lora_settings(train.model_args, config.seed),
         reference=derived.needs_reference,
         proximal=derived.needs_proximal,
+        gradient_norms=ADVANTAGE_TRAITS.get(config.adv_estimator).needs_gradient_norms,
         routing_replay=config.routing_replay,
     )
 
@@ -190,6 +197,7 @@ def _make_optimizer_settings(args: OptimizerArgs, max_steps: int, optimizer_step
         schedule=args.lr_scheduler_type,
         warmup_steps=-(-args.warmup_steps // per_step),
         max_steps=max_steps,
+        lowest=args.min_lr_ratio,
         offload=args.offload_optimizer,
         eight_bit=args.optim == "adamw_8bit",
         stochastic_rounding=args.stochastic_rounding,

@@ -98,6 +98,8 @@ class TokenBatch(ScoredBatch):
     steps: TurnRewards
     domain_S: Tensor
     """Number of the domain of each sample."""
+    part_PS: Tensor | None = None
+    """Parts of each reward that the estimator reads; None if it reads none."""
     weight_S: Tensor | None = None
     """How much each sample counts in the policy loss; None if all count the same."""
     by_turn: bool = False
@@ -189,6 +191,7 @@ def make_token_batch(
     dtype: torch.dtype,
     device: str,
     selection: SampleSelection = TRAIN_EVERYTHING,
+    parts: Sequence[str] = (),
 ) -> TokenBatch:
     """Return everything that training on `groups` reads."""
     rows = make_token_rows(groups, vocabulary)
@@ -227,8 +230,25 @@ def make_token_batch(
         steps=_make_turn_rewards(samples, [row.group for row in rows], dtype, device),
         mask_N=trained_S[sequence_N].to(device),
         by_turn=selection.by_turn,
+        part_PS=torch.tensor(_read_parts(samples, parts), dtype=dtype, device=device) if parts else None,
         weight_S=None if weights is None else torch.tensor(weights, dtype=dtype, device=device),
     )
+
+
+def _read_parts(samples: Sequence[Sample], names: Sequence[str]) -> list[list[float]]:
+    """Return the named parts of all scores; a part of one reward may be given without the name of that reward."""
+    rows = []
+    for name in names:
+        row = []
+        for sample in samples:
+            parts = {} if sample.score is None else sample.score.parts
+            found = [value for key, value in parts.items() if key == name or key.endswith(f"/{name}")]
+            if len(found) != 1:
+                known = ", ".join(sorted(parts)) or "nothing"
+                raise TrainerError(f"sample {sample.sample_id}: gdpo_parts names {name!r}, its reward has {known}")
+            row += found
+        rows.append(row)
+    return rows
 
 
 def _behaviour(sample: Sample) -> Sequence[float]:

@@ -155,6 +155,8 @@ class ShardedPolicy(ShardedWeights, PolicyModel):
     def __init__(self, model: Any, settings: LocalSettings, meshes: ShardingMeshes, *, adapters: bool = True) -> None:
         check_attention(model)
         self._root: nn.Module | None = None
+        self._counts_norms = False
+        """Whether the forward pass returns gradient norms instead of log-probabilities."""
         super().__init__(model, _host_settings(model, settings), adapters=adapters)
         self._settings = settings
         self._adapted = find_adapted_layers(self.causal)
@@ -171,7 +173,19 @@ class ShardedPolicy(ShardedWeights, PolicyModel):
         logp_N, entropy_N = self._root(pack)
         return TokenLogps(logp_N=logp_N, entropy_N=entropy_N)
 
+    def gradient_norms(self, pack: TokenPack) -> Tensor:
+        if self._root is None:
+            return super().gradient_norms(pack)
+        self._counts_norms = True
+        try:
+            found: tuple[Tensor, ...] = self._root(pack)
+        finally:
+            self._counts_norms = False
+        return found[0]
+
     def _compute_numbers(self, hidden_NH: Tensor, chosen_N: Tensor) -> tuple[Tensor, ...]:
+        if self._counts_norms:
+            return (self._norms_of_hidden(hidden_NH, chosen_N),)
         found = self._logps_of_hidden(hidden_NH, chosen_N)
         return found.logp_N, found.entropy_N
 

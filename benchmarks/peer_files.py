@@ -30,6 +30,7 @@ ROLL_LAKE = "roll/qwen2.5-0.5B-agentic/agent_val_frozen_lake_async.yaml"
 VERL_GRPO = "examples/grpo_trainer/run_qwen2-7b_math.sh"
 VERL_ONE_STEP = "verl/experimental/one_step_off_policy/shell/grpo_0.6b_gsm8k_fsdp2_sglang_2_6.sh"
 VERL_TOOLS = "examples/sglang_multiturn/run_qwen2.5-3b_gsm8k_multiturn.sh"
+VERL_TOKEN_BASELINE = "examples/otb_trainer/run_qwen2_5-7b.sh"
 VERL_REMAX = "examples/remax_trainer/run_qwen2.5-3b_seq_balance.sh"
 GERL = "examples/flowgrpo_trainer/run_sd3_fast_1p.sh"
 
@@ -141,6 +142,7 @@ FILES: dict[str, tuple[str, str, Callable[[str, Path], list[str]]]] = {
     "verl-one-step-off": ("verl", VERL_ONE_STEP, verl_one_step),
     "verl-tools": ("verl", VERL_TOOLS, verl_tools),
     "verl-remax": ("verl", VERL_REMAX, verl_grpo),
+    "verl-token-baseline": ("verl", VERL_TOKEN_BASELINE, verl_grpo),
     "gerl-flow-grpo": ("gerl", GERL, gerl),
 }
 

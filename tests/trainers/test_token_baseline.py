@@ -33,13 +33,13 @@ def test_gradient_norms_are_those_of_the_softmax_written_out() -> None:
     policy, rows = trainer.learner.policy, make_token_rows(data.groups, VOCABULARY)
     with torch.no_grad():
         for pack in pack_rows(rows, budget=64, device="cpu"):
-            found_N = policy.gradient_norms(pack)
-            for number, norm in zip(pack.action_N.tolist(), found_N.tolist(), strict=True):
+            found = policy.gradient_norms(pack)
+            for number, norm in zip(pack.action_N.tolist(), found.tolist(), strict=True):
                 row = next(row for row in rows if row.first <= number < row.first + len(row.actions))
                 place = row.actions[number - row.first]
-                p_V = (policy.causal(torch.tensor([row.tokens])).logits[0, place - 1] / 0.7).softmax(-1)
-                onehot_V = torch.nn.functional.one_hot(torch.tensor(row.tokens[place]), VOCABULARY)
-                assert norm == pytest.approx(float((onehot_V - p_V).square().sum()), rel=1e-9)
+                chances = (policy.causal(torch.tensor([row.tokens])).logits[0, place - 1] / 0.7).softmax(-1)
+                onehot = torch.nn.functional.one_hot(torch.tensor(row.tokens[place]), VOCABULARY)
+                assert norm == pytest.approx(float((onehot - chances).square().sum()), rel=1e-9)
     metrics = asyncio.run(trainer.train(data))
     assert metrics["loss"] == metrics["loss"]
     assert trainer.version == 1

@@ -108,8 +108,8 @@ def apply_dialect_defaults(entries: ConfigEntries, dialect: str, notes: list[str
     if dialect != "gerl" and values.get("pg_variant", "ppo") == "ppo":
         notes.append(
             "pg_variant: the ratio is taken against the log-probabilities of the engine, which drew the samples; "
-            f"{name} recomputes them with the trainer (decoupled_ppo reads both; with decoupled_weight_type: none it is "
-            "theirs)"
+            f"{name} recomputes them with the trainer (decoupled_ppo reads both; without a weight, "
+            "by decoupled_weight_type: none, it is theirs)"
         )
     if (
         dialect == "roll"

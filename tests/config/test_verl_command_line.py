@@ -160,8 +160,10 @@ def test_parts_of_rewards_have_their_weights() -> None:
 
 
 def test_groups_of_one_are_not_centred() -> None:
-    alone = load_config(None, [*PPO, "algorithm.adv_estimator=grpo"]).derived
-    assert (alone.norm_mean_type, alone.norm_std_type) == ("none", "none")
+    for name in ("grpo", "rloo", "reinforce_plus_plus_baseline"):
+        alone = load_config(None, [*PPO, f"algorithm.adv_estimator={name}"])
+        assert alone.config.adv_estimator == "grpo"
+        assert (alone.derived.norm_mean_type, alone.derived.norm_std_type) == ("none", "none")
 
 
 @pytest.mark.parametrize(
@@ -236,6 +238,8 @@ def test_a_reward_model_of_verl_scores_every_task() -> None:
 
 
 def test_another_trainer_is_named_in_one_line() -> None:
+    with pytest.raises(ConfigErrors, match="PRIME"):
+        load_config(None, ["-m", "recipe.prime.main_prime", *GRPO[2:]])
     with pytest.raises(ConfigErrors, match="supervised fine-tuning, which Headway does not offer"):
         load_config(None, ["-m", "verl.trainer.fsdp_sft_trainer", "data.train_files=x"])
 

@@ -167,7 +167,7 @@ def _check_groups(draft: ConfigDraft, derived: DerivedConfig) -> None:
         draft.refuse(
             "adv_estimator", "needs groups of several members, but the group size is 1", f"{size_key}: 2 or more"
         )
-    elif derived.group_size == 1 and estimator.compares_group_members:
+    elif derived.group_size == 1 and estimator.compares_group_members and derived.norm_mean_type != "none":
         compares = f"{config.adv_estimator} with groups of one compares with the batch"
         draft.notes.append(f"adv_estimator: {compares}; set {size_key} to compare within a group")
 

@@ -32,6 +32,10 @@ _OTHER_MODULES = {
     "generation": "generation alone",
     "main_eval": "evaluation alone",
     "distill": "distillation",
+    "gkd": "distillation",
+    "prime": "implicit process rewards (PRIME)",
+    "sppo": "preference optimisation (SPPO)",
+    "flowrl": "distribution matching (FlowRL)",
     "dpo": "preference optimisation (DPO)",
     "spin": "preference optimisation (SPIN)",
 }

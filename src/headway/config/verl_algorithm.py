@@ -17,6 +17,8 @@ _OTHER_NAMES = {
     "tir_optimal_token_baseline": "optimal_token_baseline",
 }
 """Estimators of verl that are one of ours with other settings."""
+_OF_GROUPS = ("grpo", "grpo_vectorized", "rloo", "opo", "reinforce_plus_plus_baseline")
+"""Estimators that subtract nothing there where a group has one member."""
 _WHITENED = ("gae", "reinforce_plus_plus", "reinforce_plus_plus_baseline")
 _BY_SEQUENCE = ("gspo", "sapo", "geo_mean")
 
@@ -27,9 +29,12 @@ def translate_verl_algorithm(given: ForeignEntries) -> None:
     name = given.get(_ESTIMATOR) or ("gae" if whole else None)
     if name == "gdpo":
         _translate_parts(given)
-    if name in ("grpo", "grpo_vectorized") and whole and (given.get(_MEMBERS) or 1) == 1:
+    if name in _OF_GROUPS and whole and (given.get(_MEMBERS) or 1) == 1:
+        given.take(_ESTIMATOR)
+        given.give("adv_estimator", "grpo", f"{_ESTIMATOR}: {name}, of groups of one")
         for key in ("norm_mean_type", "norm_std_type"):
             given.give_default(key, "none", f"{_NAME} for groups of one")
+        given.notes.append(f"{_ESTIMATOR}: {_MEMBERS} is 1, so that the reward itself is the advantage, as in {_NAME}")
     if name in _WHITENED:
         given.give_default("whiten_advantages", True, f"{_NAME} for {name}")
     if name in _OTHER_NAMES:

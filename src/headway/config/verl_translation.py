@@ -17,6 +17,7 @@ from headway.errors import ConfigError
 
 _ROLLOUT, _ACTOR, _MODEL = "actor_rollout_ref.rollout", "actor_rollout_ref.actor", "actor_rollout_ref.model"
 _MINI_BATCH, _STEPS = f"{_ACTOR}.ppo_mini_batch_size", "trainer.total_training_steps"
+_FUNCTION = "custom_reward_function.path"
 _NODE = 8
 _DEFAULT_STEPS = 500
 _LORA_ALPHA = 16
@@ -37,7 +38,7 @@ def find_missing_feature(entries: ConfigEntries) -> ConfigError | None:
     if is_vision_model(model):
         return _refuse(f"{_MODEL}.path", model, "vision-language models")
     for key in REWARD_MODELS:
-        if values.get(f"{key}.enable") is True and values.get("custom_reward_function.path"):
+        if values.get(f"{key}.enable") is True and any(values.get(f"{root}{_FUNCTION}") for root in ("", "reward.")):
             alternative = "rewards.<domain>.reward_fn: judge asks a model, served here or behind a URL"
             return _refuse(f"{key}.enable", True, "a function that asks verl's own reward model", alternative)
     if (loop := find_missing_loop(values)) is not None:

@@ -26,6 +26,7 @@ ROLL_DEFAULTS = [
     ("norm_mean_type", "none", "group"),
     ("norm_std_type", "none", "group"),
     ("filter_zero_variance", False, True),
+    ("unbiased_std", True, False),
     ("pg_clip", 0.2, 0.2),
     ("dual_clip_loss", False, False),
     ("dual_clip_c", 1.4, 3.0),

@@ -166,7 +166,7 @@ def _measure(
 
 
 def _aggregate(x_N: Tensor, level: FilterLevel, mask_N: Tensor, part_N: Tensor, parts: int) -> Tensor:
-    """Return `x_N` itself, or the mean (`geometric`), sum (`sequence`) or largest of the masked actions of each part."""
+    """Return `x_N` itself, or the mean (`geometric`), sum (`sequence`) or largest of the masked actions of a part."""
     if level == "token":
         return x_N
     if level == "geometric":

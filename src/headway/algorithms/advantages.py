@@ -29,6 +29,7 @@ from headway.algorithms.kl import KlEstimator, estimate_kl
 from headway.algorithms.packed_sequences import RowLayout, count_by_sequence, mean_by_sequence, sum_by_sequence
 from headway.algorithms.returns import (
     STD_EPSILON,
+    TINY_WEIGHT,
     NormType,
     compute_gae,
     compute_group_statistics,
@@ -145,9 +146,11 @@ class EstimatorInputs:
 
     def normalise(self, x: Tensor, keep: Tensor, group: Tensor, groups: int, domain: Tensor | None) -> Tensor:
         """Normalise `x` by the configured norms and clip it."""
-        types = {"mean_type": self.settings.norm_mean_type, "std_type": self.settings.norm_std_type}
-        unbiased = self.settings.unbiased_std
-        return self.clip(normalise_rewards(x, keep, group, groups, domain_S=domain, unbiased=unbiased, **types))
+        mean, std, unbiased = self.settings.norm_mean_type, self.settings.norm_std_type, self.settings.unbiased_std
+        found = normalise_rewards(
+            x, keep, group, groups, mean_type=mean, std_type=std, domain_S=domain, unbiased=unbiased
+        )
+        return self.clip(found)
 
     def clip(self, x: Tensor) -> Tensor:
         """Clip `x` to ± `reward_clip`."""
@@ -168,8 +171,6 @@ class EstimatorInputs:
         return rows.to_rows(rows.place_at_end(reward_U) - self.penalty_N)
 
 
-TINY_WEIGHT = 1e-8
-"""Added to the sum of weights of `optimal_token_baseline`."""
 EstimatorFunction = Callable[[EstimatorInputs], Tensor | Estimate]
 
 
@@ -356,7 +357,7 @@ def _whiten(advantage_N: Tensor, inputs: EstimatorInputs) -> Tensor:
     if not inputs.settings.whiten_by_domain or domain_S is None:
         return whiten_over_actions(advantage_N, inputs.mask_N)
     domain_N = domain_S[inputs.batch.sequence_N]
-    masks = [inputs.mask_N & (domain_N == domain) for domain in domain_S.unique()]
+    masks = [inputs.mask_N & (domain_N == domain) for domain in torch.unique(domain_S)]
     return torch.stack([whiten_over_actions(advantage_N, mask_N) for mask_N in masks]).sum(0)
 
 

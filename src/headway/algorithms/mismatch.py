@@ -107,7 +107,8 @@ def importance_weight(
     turns: int = 0,
 ) -> Tensor:
     """Return min(exp(ℓ_p − ℓ_b), C) at the configured level, without gradient."""
-    level, part_N, parts = _choose_parts(params.level, sequence_N, sequences, turn_N, turns)
+    part_N, parts = _choose_parts(params.level, sequence_N, sequences, turn_N, turns)
+    level: RatioLevel = "geometric" if params.level == "segment" else params.level
     ratio_N = importance_ratio_at(level, proximal_N, behaviour_N, mask_N, part_N, parts)
     return ratio_N.detach().clamp(max=params.upper_bound)
 
@@ -126,7 +127,8 @@ def filter_mask(
     kept_N = mask_N
     with torch.no_grad():
         for one in filters:
-            level, part_N, parts = _choose_parts(one.level, sequence_N, sequences, turn_N, turns)
+            part_N, parts = _choose_parts(one.level, sequence_N, sequences, turn_N, turns)
+            level: FilterLevel = "geometric" if one.level == "segment" else one.level
             found_N = _measure(proximal_N, behaviour_N, kept_N, part_N, parts, level, one.measure)
             inside_N = (found_N <= one.high) & ((found_N >= one.low) | (one.measure != "ratio"))
             if one.difference_low is not None or one.difference_high is not None:
@@ -139,13 +141,13 @@ def filter_mask(
 
 def _choose_parts(
     level: FilterLevel | Literal["segment"], sequence_N: Tensor, sequences: int, turn_N: Tensor | None, turns: int
-) -> tuple[FilterLevel, Tensor, int]:
-    """Return the level, and the parts that it is computed for: turns or sequences."""
+) -> tuple[Tensor, int]:
+    """Return the parts that a level is computed for: turns or sequences."""
     if level != "segment":
-        return level, sequence_N, sequences
+        return sequence_N, sequences
     if turn_N is None:
         raise InvariantBroken("a correction of turns reads turn_N, and the trainer gave none")
-    return "geometric", turn_N, turns
+    return turn_N, turns
 
 
 def _measure(

@@ -25,6 +25,8 @@ NormType = Literal["group", "batch", "domain", "none"]
 
 STD_EPSILON = 1e-6
 """Added to the standard deviation of rewards."""
+TINY_WEIGHT = 1e-8
+"""Added to the sum of the weights of a baseline."""
 WHITEN_EPSILON = 1e-8
 """Added to the variance of advantages."""
 

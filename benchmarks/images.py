@@ -6,7 +6,7 @@
 
 Every row has the same model, batch, denoising steps, engine slots and scorer. Only the order of work differs.
 
-    serial        all pictures of a step are made, then all are scored, then trained on
+    serial        `with_reward: false`: all pictures of a step are made, then all are scored, then trained on
     with_reward   a picture is scored as soon as it is done, while the next ones are made
     hybrid        trainer and engine take turns (α = 0); decoupled: both run at once, one step or α steps apart
 
@@ -81,12 +81,7 @@ def make_reward_config(args: argparse.Namespace, row: Row, url: str) -> dict[str
     elif row.scorer == "http":
         options = {"url": url, "batch": 1, "concurrency": args.connections}
         chosen = {"reward_fn": "image_server", "reward_args": options}
-    if not row.serial:
-        return chosen
-    return {
-        "reward_fn": "benchmarks.pictures.scorers:DeferredReward",
-        "reward_args": {**chosen, "samples": args.prompts * args.group},
-    }
+    return chosen
 
 
 def make_config(args: argparse.Namespace, row: Row, model: Path, url: str, run_dir: Path) -> ResolvedConfig:
@@ -109,6 +104,7 @@ def make_config(args: argparse.Namespace, row: Row, model: Path, url: str, run_d
             "rollout_batch_size": args.prompts,
             "num_return_sequences_in_group": args.group,
             "filter_zero_variance": False,
+            "with_reward": not row.serial,
             "max_steps": args.warmup + args.steps + row.alpha,
             "save_steps": 0,
             "eval_steps": 0,

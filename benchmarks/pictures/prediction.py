@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.pictures.rows import Row, measure_costs
-from benchmarks.pictures.scorers import RandomScores, StepGate, WaitingReward
+from benchmarks.pictures.scorers import RandomScores, WaitingReward
 
 from headway.config import ResolvedConfig
 from headway.config.simulation_config import (
@@ -67,7 +67,6 @@ def predict_row(
 async def _simulate(
     args: argparse.Namespace, row: Row, scenario: Scenario, run_dir: Path, events: list[LoggedEvent]
 ) -> None:
-    samples = args.prompts * args.group
     scorers: dict[str, Reward] = {
         "none": RandomScores(),
         "cpu": WaitingReward(args.score_ms / 1000, args.workers),
@@ -78,7 +77,7 @@ async def _simulate(
     clock = asyncio.get_running_loop().time
     flow = AsyncTrainingFlow(
         trainer=RunContext(
-            backends=replace(backends, reward=StepGate(scorer, samples) if row.serial else scorer),
+            backends=replace(backends, reward=scorer),
             settings=scenario.settings,
             events=EventLog(clock, events.append),
             run_dir=run_dir,

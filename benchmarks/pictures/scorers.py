@@ -13,14 +13,12 @@ import subprocess
 import sys
 import time
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from headway.rewards.base import Reward
-from headway.rewards.reward_registry import make_reward
 from headway.rewards.reward_worker_pool import RewardWorkerPool
 from headway.types import Episode, Score
 
@@ -51,34 +49,6 @@ class RandomScores:
 
     async def score(self, episode: Episode) -> Score:
         return Score(value=zlib.crc32(episode.sample_id.encode()) / 2**32)
-
-
-class DeferredReward:
-    """Another scorer, called only when all pictures of a step are done."""
-
-    def __init__(self, reward_fn: str, reward_args: Mapping[str, Any], samples: int) -> None:
-        self._gate = StepGate(make_reward(reward_fn, reward_args), samples)
-
-    async def score(self, episode: Episode) -> Score:
-        return await self._gate.score(episode)
-
-
-class StepGate:
-    """Holds back calls of a scorer until a whole batch waits."""
-
-    def __init__(self, inner: Reward, samples: int) -> None:
-        self._inner, self._samples = inner, samples
-        self._waiting: list[asyncio.Event] = []
-
-    async def score(self, episode: Episode) -> Score:
-        mine = asyncio.Event()
-        self._waiting.append(mine)
-        if len(self._waiting) == self._samples:
-            for one in self._waiting:
-                one.set()
-            self._waiting = []
-        await mine.wait()
-        return await self._inner.score(episode)
 
 
 class WaitingReward:

@@ -68,6 +68,8 @@ def test_whatever_an_environment_does_costs_its_episode(kind: str, where: str) -
         for what, complaint in COMPLAINTS.items():
             said = await play(host, what, where)
             assert re.search(complaint, said) and "\n" not in said, f"{what}: {said}"
+        said = await play(host, "str", where)
+        assert ("step returned '1.0', not a Reply" in said) if where == "step" else not said, "reset may return a text"
         for what in (*HARMLESS, "good") if where == "step" else ("good",):
             assert await play(host, what, where) == ""
         await host.close()

@@ -18,7 +18,7 @@ from headway.monitor.run_report import RunReport
 from headway.monitor.sample_bias import BiasSummary
 
 _MOST_ENGINE_ROWS = 8
-_BAR_COLUMNS = 40
+_BAR_COLUMNS = 24
 _MOST_DROP_REASONS = 3
 
 
@@ -125,8 +125,7 @@ def _make_health_rows(report: RunReport) -> list[tuple[str, str]]:
         ("samples dropped", f"{format_number(ends.dropped)}  ({format_percent(ends.drop_share)})"),
     ]
     if pool:
-        requests = f"({format_number(pool.concurrency)} requests at once)"
-        rows.append(("engines busy", f"{format_percent(pool.busy)}  {requests}"))
+        rows += [("engines busy", format_percent(pool.busy)), ("requests at once", format_number(pool.concurrency))]
     return [*rows, ("incidents", _format_faults(report) or "none")]
 
 

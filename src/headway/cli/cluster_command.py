@@ -12,7 +12,7 @@ import os
 import platform
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -287,8 +287,9 @@ def _make_layout_table(parts: Sequence[ComponentNeeds]) -> Table:
     table.add_column("needs", justify="right", no_wrap=True)
     table.add_column("for")
     for part in parts:
-        what = ", ".join(_describe_need(name, size) for name, size in part.needs.items())
-        here = sum(size for name, size in part.needs.items() if not name.startswith(HOST))
+        away = {name for name in part.needs if name.startswith(HOST) and part.memory != HOST}
+        what = ", ".join(_describe_need(name, size, away) for name, size in part.needs.items())
+        here = sum(size for name, size in part.needs.items() if name not in away)
         table.add_row(
             part.name,
             part.lives,
@@ -301,8 +302,8 @@ def _make_layout_table(parts: Sequence[ComponentNeeds]) -> Table:
     return table
 
 
-def _describe_need(purpose: str, size: int) -> str:
-    on_host = " on the host" if purpose.startswith(HOST) else ""
+def _describe_need(purpose: str, size: int, away: Collection[str]) -> str:
+    on_host = " on the host" if purpose in away else ""
     return f"{purpose.removeprefix(HOST + ':')} {format_size(size)}{on_host}"
 
 

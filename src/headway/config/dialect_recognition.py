@@ -128,9 +128,9 @@ def apply_dialect_defaults(entries: ConfigEntries, dialect: str, notes: list[str
 
 def _only_plays(entries: ConfigEntries) -> bool:
     """Return whether a file of agents names neither devices nor options of training."""
-    sections = {path[1] for path in entries if path[0] == "actor_train" and len(path) > 1}
+    given = {part for path in entries if path[0] == "actor_train" for part in path[1:3]}
     agents = any(path[0] == "train_env_manager" for path in entries)
-    return agents and sections.isdisjoint({"device_mapping", "training_args", "strategy_args"})
+    return agents and given.isdisjoint({"device_mapping", "strategy_args", "learning_rate"})
 
 
 def set_unknown_keys_aside(entries: ConfigEntries, notes: list[str]) -> ConfigEntries:

@@ -34,6 +34,8 @@ def translate_roll_algorithm(entries: ConfigEntries, notes: list[str], problems:
     _translate_topr(given)
     _translate_steps(given)
     _translate_shared_devices(given)
+    _translate_critic_devices(given)
+    _translate_server_devices(given)
     _replace_half_precision(given)
     for key in ("eval_steps", "save_steps"):  # none of them, if it is less than 0
         if isinstance(given.get(key), int) and given.get(key) < 0:
@@ -136,11 +138,12 @@ def _separate_domains(given: ForeignEntries) -> None:
     source = f"{len(names)} rewards, each normalized by itself"
     if given.get("reward_norm") == "batch":
         given.take("reward_norm")
-        given.give("norm_mean_type", "batch", "reward_norm"), given.give("norm_std_type", "batch", "reward_norm")
-    for key in ("norm_mean_type", "norm_std_type"):
-        if given.get(key) == "batch":
-            given.take(key)
-            given.give(key, "domain", source)
+        source, scopes = f"reward_norm: batch of {source}", {"norm_mean_type": "batch", "norm_std_type": "batch"}
+    else:
+        scopes = {key: given.get(key) for key in ("norm_mean_type", "norm_std_type")}
+    for key in (key for key, scope in scopes.items() if scope == "batch"):
+        given.take(key)
+        given.give(key, "domain", source)
     if given.get("whiten_advantages") is True:
         given.give("whiten_by_domain", True, source)
 
@@ -195,6 +198,25 @@ def _translate_shared_devices(given: ForeignEntries) -> None:
     given.give(keys[1], own, f"{keys[1]} without those of actor_train")
     given.give("lend_idle_trainer", True, keys[1])
     given.notes.append(f"{keys[1]}: devices of actor_train generate while training waits (lend_idle_trainer)")
+
+
+def _translate_critic_devices(given: ForeignEntries) -> None:
+    """Cut a critic that has several devices over those of actor_train, since one process has one device here."""
+    key = "critic.device_mapping"
+    devices = parse_devices(str(given.get(key)))
+    if devices and len(devices) > 1 and (given.get("adv_estimator") or "gae") == "gae":
+        given.take(key)
+        given.notes.append(f"{key}: changes nothing here; the critic is cut over the devices of actor_train")
+
+
+def _translate_server_devices(given: ForeignEntries) -> None:
+    """Cut the model of a server over the devices of one worker, as ROLL does for SGLang."""
+    base, devices = "actor_infer.strategy_args", given.get("actor_infer.num_gpus_per_worker")
+    if given.get(f"{base}.strategy_name") == "sglang" and isinstance(devices, int) and devices > 1:
+        given.take("actor_infer.num_gpus_per_worker")
+        if given.get(f"{base}.strategy_config.tp_size") is None:
+            target = f"{base}.strategy_config.tensor_model_parallel_size"
+            given.give(target, devices, "actor_infer.num_gpus_per_worker")
 
 
 def _replace_half_precision(given: ForeignEntries) -> None:

@@ -304,7 +304,8 @@ def describe(result: FuzzResult) -> Iterator[str]:
     """Yield the lines of the report."""
     for outcome, count in result.outcomes.most_common():
         yield f"{outcome:10} {count:6}"
-    yield f"slowest {result.slowest_s:.2f} s of the processor, most memory of a process {result.most_bytes / 2**20:.0f} MB"
+    yield f"slowest {result.slowest_s:.2f} s of the processor"
+    yield f"most memory of a process {result.most_bytes / 2**20:.0f} MB"
     for finding in result.findings:
         yield f"\n{finding.what}: {finding.specimen}, seed {finding.seed}\n{finding.detail}"
 

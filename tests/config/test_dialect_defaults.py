@@ -270,6 +270,21 @@ def test_rewards_of_roll_are_normalized_by_themselves(
     assert resolved.config.whiten_by_domain is whitened
 
 
+@pytest.mark.parametrize("devices", [[0, 1, 2, 3], [0, 1], [2, 3, 4, 5]])
+def test_rollout_of_roll_that_runs_ahead_on_devices_of_training_takes_turns(devices: list[int]) -> None:
+    mappings = {"actor_train": {"device_mapping": [0, 1, 2, 3]}, "actor_infer": {"device_mapping": devices}}
+    resolved = load_config({**ROLL, "async_generation_ratio": 1, "rollout_batch_size": 32, **mappings})
+    assert resolved.config.hybrid_engine
+    assert any("both take turns although" in note for note in resolved.notes)
+
+
+def test_a_critic_of_roll_with_several_devices_is_cut_over_the_trainer() -> None:
+    mappings = {"actor_train": {"device_mapping": [0, 1]}, "critic": {"device_mapping": [2, 3]}}
+    resolved = load_config({**ROLL, "rollout_batch_size": 32, "num_gpus_per_node": 4, **mappings})
+    assert resolved.derived.devices["critic"] == (0, 1)
+    assert any(note.startswith("critic.device_mapping: changes nothing here") for note in resolved.notes)
+
+
 def test_joint_keys_of_roll_have_their_effect() -> None:
     given = {"importance_sampling": "seq", "val_greedy": True, "val_n_sample": 4, "max_steps": 200}
     resolved = load_config({**ROLL, **given, "actor_train": {"training_args": {"warmup_ratio": 0.1}}})

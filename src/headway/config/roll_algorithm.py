@@ -121,7 +121,7 @@ def _translate_estimator(given: ForeignEntries) -> None:
 def _choose_normalization(given: ForeignEntries) -> None:
     """Normalize rewards only where ROLL does: within groups for grpo without agents, else if a key asks for it."""
     agentic, estimator = given.has_below("train_env_manager"), given.get("adv_estimator") or "gae"
-    if estimator not in ("gae", "reinforce", "grpo") or (estimator == "grpo" and not agentic):
+    if not agentic and estimator not in ("gae", "reinforce"):
         return
     if given.get("reward_normalization.method") is not None or given.get("reward_norm") is not None:
         return
@@ -187,11 +187,16 @@ def _translate_steps(given: ForeignEntries) -> None:
 
 
 def _translate_shared_devices(given: ForeignEntries) -> None:
-    """Lend the devices of training to rollout, where rollout has them beside its own and runs ahead."""
+    """Lend the devices of training to rollout that runs ahead and has them beside its own; else let both take turns."""
     keys = "actor_train.device_mapping", "actor_infer.device_mapping"
     train, infer = (parse_devices(str(given.get(key))) for key in keys)
     ahead = given.get("async_generation_ratio")
-    if not isinstance(ahead, int | float) or not ahead or not train or not infer or not set(train) < set(infer):
+    if not isinstance(ahead, int | float) or not ahead or not train or not infer or set(train).isdisjoint(infer):
+        return
+    if not set(train) < set(infer):
+        if given.get("hybrid_engine") is None:
+            given.give("hybrid_engine", True, keys[1])
+            given.notes.append(f"{keys[1]}: shares devices with actor_train, so both take turns although α > 0")
         return
     own = [device for device in infer if device not in train]
     given.take(keys[1])

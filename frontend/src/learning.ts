@@ -10,8 +10,8 @@ const ELSEWHERE = /^(lag|memory|gpu_|throughput|time|bias|drops|lag_samples|leng
 export class Learning implements View {
   readonly element = h("div", { class: "view" });
   private controls = h("div");
-  private grid = new ChartGrid(() => this.charts());
   private unchanged = h("section", { class: "card" });
+  private grid = new ChartGrid(() => this.charts());
 
   constructor() {
     this.element.append(this.controls, this.grid.element, this.unchanged);

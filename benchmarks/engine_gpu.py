@@ -254,7 +254,8 @@ def in_float32(model: PreTrainedModel) -> Iterator[None]:
     finally:
         for hook in hooks:
             hook.remove()
-        model.to(narrow)
+        inner.embed_tokens.to(narrow)  # not the whole model: frequencies of the rotation are float32 always
+        inner.norm.to(narrow)
 
 
 @torch.no_grad()
@@ -381,7 +382,7 @@ def capture(fewest: int, longest: int) -> Callable[[Any], list[Any]]:
     return capture_shapes
 
 
-async def wait_for(file: str | None, seconds: float = 100) -> None:
+async def wait_for(file: str | None, seconds: float = 45) -> None:
     """Wait until a file is there."""
     for _ in range(int(seconds * 10) if file else 0):
         if await asyncio.to_thread(os.path.exists, str(file)):

@@ -1,7 +1,8 @@
 """Thousands of requests through a KV cache that is far too small, with other weights in between.
 
     python benchmarks/engine_preemption.py                                    # on a GPU
-    python benchmarks/engine_preemption.py --device cpu --model tiny --requests 60 --mean 20 --longest 120 --kv-mib 0.1
+    python benchmarks/engine_preemption.py --device cpu --model tiny --slots 16 --requests 40 \\
+        --mean 60 --longest 250 --kv-mib 0.25 --host-mib 0.05 --flips 3
 
 Every answer has to get exactly the tokens that were asked for, each with a finite log-probability and with the version
 that made it, versions never going back; in the end no page, no saved page and no slot is held. Answers of one version
@@ -171,8 +172,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=engine_gpu.SHAPES, default="0.5B")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--requests", type=int, default=3000)
-    parser.add_argument("--mean", type=float, default=300, help="tokens of an answer")
+    parser.add_argument("--requests", type=int, default=2000)
+    parser.add_argument("--mean", type=float, default=800, help="tokens of an answer")
     parser.add_argument("--longest", type=int, default=6000, help="tokens of the longest answer")
     parser.add_argument("--slots", type=int, default=512)
     parser.add_argument("--kv-mib", type=float, default=600)

@@ -159,7 +159,9 @@ class Session:
         return WeightStore(bucket_mb=512.0, wire_dtype=None, arena=arena)
 
     async def update_on_card(self) -> None:
-        await self._update_often(self.engine, "CUDA IPC", self.make_store(on_card=True))
+        through_host = "host memory" if self.inside else "files"
+        how = "CUDA IPC" if self.args.device == "cuda" else through_host
+        await self._update_often(self.engine, how, self.make_store(on_card=True))
 
     async def update_through_host(self) -> None:
         """Through files for a server, which is reached by a second adapter; through memory of the host otherwise."""

@@ -305,7 +305,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=["native", "vllm", "vllm over HTTP"])
     parser.add_argument("--share", type=float, default=0.1, help="of the card's memory for each engine")
-    parser.add_argument("--learning-rate", type=float, default=1e-4)
+    parser.add_argument("--learning-rate", type=float, default=2e-5)
     parser.add_argument("--vocabulary", type=int, default=128)
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--length", type=int, default=128)

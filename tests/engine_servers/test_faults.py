@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ pytest.importorskip("safetensors")
 from headway.config import ReliabilityConfig
 from headway.engines.base import Progress
 from headway.engines.servers.directory_receiver import VersionDirectoryWriter
+from headway.engines.servers.server_dialect import is_tie
 from headway.engines.servers.server_engine import ServerEngine
 from headway.errors import ConfigError, EngineCrashed, EngineError, TransferError
 from headway.monitor.event_log import EventLog
@@ -304,3 +306,9 @@ def test_only_the_version_that_is_served_stays_on_the_disk() -> None:
             await engine.receiver.begin(replace(factory.version_of([[0.0]], 2)[0], total_bytes=5))
 
     on_a_site("vllm", scenario)
+
+
+def test_several_likeliest_tokens_are_told_from_log_probabilities_before_sampling() -> None:
+    """Logits of 16 bits are often equal, and a top-k of one keeps all that are."""
+    assert all(map(is_tie, [0.0, -math.log(2), -1e-6, -math.log(3), -0.6931]))
+    assert not any(map(is_tie, [-0.4, -0.9, -1.3, -11.9, -40.0]))

@@ -14,7 +14,7 @@ from headway.engines.base import Engine, Progress, Request
 from headway.errors import EngineCrashed, TransferError
 from headway.types import FinishReason, SamplingParams
 from tests.engines import factory
-from tests.vllm.server_pool import SHAPE, TOLERANCE, ServerPool
+from tests.vllm.server_pool import SHAPE, ServerPool, exact
 
 FLIPS, REQUESTS, LENGTH = 4, 4, 400
 
@@ -24,6 +24,7 @@ def make_request(count: int, prompt: tuple[int, ...] = (1, 2, 3), name: str = "a
     return Request(request_id=name, session=name, prompt=prompt, params=options)
 
 
+@exact
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_log_probabilities_are_those_of_the_model_after_the_temperature(place: ServerPool, temperature: float) -> None:
     async def scenario() -> None:
@@ -32,11 +33,12 @@ def test_log_probabilities_are_those_of_the_model_after_the_temperature(place: S
         requests = [make_request(60, (5, 9, n), str(n), temperature=temperature) for n in range(6)]
         for request, progress in zip(requests, await factory.together(engine, requests), strict=True):
             assert len(progress.actions) == 60
-            assert factory.worst(place.random, request, progress) < TOLERANCE
+            assert factory.worst(place.random, request, progress) < 1e-3
 
     place.run(scenario())
 
 
+@exact
 def test_log_probabilities_are_those_of_what_was_drawn_from(place: ServerPool) -> None:
     """After top-k: one of three, and their probabilities are one together."""
 
@@ -50,11 +52,12 @@ def test_log_probabilities_are_those_of_what_was_drawn_from(place: ServerPool) -
         chosen = torch.tensor(list(progress.actions))[:, None]
         assert (best.indices == chosen).any(dim=-1).all()
         exact = full.gather(1, chosen)[:, 0] - best.values.logsumexp(-1)
-        assert float((exact - torch.tensor(list(progress.logps))).abs().max()) < TOLERANCE
+        assert float((exact - torch.tensor(list(progress.logps))).abs().max()) < 1e-3
 
     place.run(scenario())
 
 
+@exact
 def test_a_greedy_request_takes_the_likeliest(place: ServerPool) -> None:
     async def scenario() -> None:
         engine = place.engine()

@@ -6,10 +6,12 @@ state but the name of the server's model, and what its version cannot do.
 
 Log-probabilities must be those of the distribution that tokens are drawn from. To check that, a dialect names sampling
 parameters (`probe`) under which all tokens that can be drawn are equally likely: then the right log-probabilities are
-all the same, and the model's own differ. The check cannot tell for a model that is certain of every token.
+all the same, and the model's own differ. Logits of 16 bits have ties: a top-k of one keeps all of the likeliest tokens,
+and each of n has the probability 1/n. The check cannot tell for a model that is certain of every token.
 """
 
 import asyncio
+import math
 from collections.abc import Mapping
 from contextlib import aclosing
 from pathlib import Path
@@ -26,6 +28,8 @@ from headway.weights.shared_version import VersionBuffer
 _FIRST_POLL_S, _LAST_POLL_S = 0.02, 1.0
 _MOST_SPREAD = 0.1
 """Nats between the likeliest and the least likely of the tokens drawn by `probe`."""
+_MOST_TIES = 16
+"""Tokens that may share the largest logit."""
 
 
 class ServerDialect(Protocol):
@@ -123,10 +127,16 @@ async def check_logprobs(name: str, client: HttpClient, dialect: ServerDialect, 
     if not logps:
         raise EngineCrashed(f"{name}: {client.url} answers without log-probabilities")
     spread = max(logps) - min(logps)
-    if spread > _MOST_SPREAD:
+    if spread > _MOST_SPREAD and not all(map(is_tie, logps)):
         raise ConfigError(
             f"its log-probabilities are those before the temperature (they differ by {spread:.1f} where they must not)",
             key="actor_infer.strategy_args.strategy_config.url",
             value=client.url,
             hint=f"start the server with {dialect.hint}",
         )
+
+
+def is_tie(logp: float) -> bool:
+    """Return whether this is the log-probability of one of few tokens that are equally likely."""
+    count = round(math.exp(min(-logp, _MOST_TIES)))
+    return 1 <= count <= _MOST_TIES and abs(logp + math.log(count)) < _MOST_SPREAD / count

@@ -317,6 +317,24 @@ def test_a_rollout_with_tools_is_an_environment(tmp_path: Path) -> None:
     assert config.rewards["default"].reward_fn == "data_source"
 
 
+def test_servers_of_mcp_are_tools(tmp_path: Path) -> None:
+    servers = tmp_path / "servers.json"
+    servers.write_text('{"mcpServers": {"search": {"url": "http://h/mcp"}, "files": {"command": "x", "args": ["y"]}}}')
+    file = tmp_path / "tools.yaml"
+    file.write_text(
+        "tools:\n  - class_name: verl.tools.mcp_search_tool.MCPSearchTool\n"
+        f"    mcp: {{mcp_servers_config_path: {servers}, tool_selected_list: [find]}}\n"
+    )
+    options = load_config(None, [*GRPO, f"{TURNS}.tool_config_path={file}"]).config.custom_envs["tools"].env_config
+    assert options["tools"] == [
+        {"name": "mcp", "url": "http://h/mcp", "only": ["find"]},
+        {"name": "mcp", "command": "x", "args": ["y"], "only": ["find"]},
+    ]
+    servers.write_text('{"mcpServers": {"search": {"url": "http://h/mcp", "auth_token": "t"}}}')
+    with pytest.raises(ConfigErrors, match="an MCP server with a token"):
+        load_config(None, [*GRPO, f"{TURNS}.tool_config_path={file}"])
+
+
 def test_tools_of_files_that_come_with_verl_are_known_without_them() -> None:
     words = ["--config-name=gsm8k_multiturn_grpo", f"{TURNS}.tool_config_path=/x/gsm8k_tool_config.yaml"]
     resolved = load_config(None, [*GRPO, *words])

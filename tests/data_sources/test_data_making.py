@@ -30,6 +30,17 @@ def test_a_position_is_the_same_task_in_every_process_and_epochs_never_end(tmp_p
     assert prompts(epoch(first, 20)) != prompts(epoch(first))
 
 
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_some_rows_can_be_trained_instead_of_all(tmp_path: Path, shuffle: bool) -> None:
+    args = {"file_name": write(tmp_path / "a.jsonl", sums(20)), "max_rows": 5, "shuffle": shuffle}
+    first, again = (prompts(epoch(sources(args).train)) for _ in range(2))
+    everything = prompts(epoch(sources({**args, "max_rows": 99}).train))
+    assert (len(set(first)), len(everything)) == (5, 20)
+    assert first == again
+    assert set(first) <= set(everything)
+    assert (first == everything[:5]) is not shuffle
+
+
 @pytest.mark.parametrize(("holdout", "count"), [(5, 5), (0.1, 2), (0.001, 1)])
 @pytest.mark.parametrize("seed", range(4))
 def test_held_out_rows_are_never_trained(tmp_path: Path, holdout: float, count: int, seed: int) -> None:

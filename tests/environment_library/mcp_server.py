@@ -1,4 +1,4 @@
-"""A small MCP server over stdio, for the tests: started as a program, written with the official library."""
+"""A small MCP server over stdio, or over HTTP with `--port`, for the tests, written with the official library."""
 
 from __future__ import annotations
 
@@ -26,4 +26,6 @@ def fail() -> str:
 
 
 if __name__ == "__main__":
+    if "--port" in sys.argv:
+        server.run("streamable-http", port=int(sys.argv[-1]))
     server.run()

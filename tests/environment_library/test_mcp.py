@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -40,6 +42,31 @@ def test_a_server_gives_its_tools_to_an_episode_and_ends_with_it() -> None:
         assert processes_with(marker) == []
 
     asyncio.run(scene())
+
+
+def test_a_server_behind_a_url_gives_the_tools_that_are_wanted() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    server = subprocess.Popen([sys.executable, SERVER, "--port", str(port)], stderr=subprocess.DEVNULL)
+
+    async def scene() -> None:
+        for _ in range(600):
+            try:
+                (await asyncio.open_connection("127.0.0.1", port))[1].close()
+                break
+            except OSError:
+                await asyncio.sleep(0.1)
+        source = MCPToolSource(url=f"http://127.0.0.1:{port}/mcp", only=["add"], timeout_s=60)
+        (tool,) = await source.begin()
+        assert await tool.call({"number": 2}) == "The counter is at 2."
+        await source.close()
+
+    try:
+        asyncio.run(scene())
+    finally:
+        server.kill()
+        server.wait()
 
 
 @pytest.mark.parametrize(("keep", "count"), [(False, "1"), (True, "2")])
@@ -94,7 +121,7 @@ def test_a_server_that_dies_in_a_call_loses_the_episode(tmp_path: Path) -> None:
 
 
 def test_bad_options_are_refused() -> None:
-    for options in ({"command": ""}, {"command": "x", "timeout_s": 0}):
+    for options in ({"command": ""}, {"command": "x", "url": "y"}, {"command": "x", "timeout_s": 0}):
         with pytest.raises(ConfigError):
             MCPToolSource(**options)  # type: ignore[arg-type]
 

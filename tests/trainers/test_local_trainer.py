@@ -450,6 +450,8 @@ def test_the_learning_rate_is_a_function_of_the_version() -> None:
     assert rates["constant"] == [0.5, 1, 1, 1, 1, 1, 1]
     assert rates["linear"] == [0.5, 1, 1, 0.75, 0.5, 0.25, 0]
     assert rates["cosine"] == [0.5, 1, 1, 0.8536, 0.5, 0.1464, 0]
+    floor = OptimizerSettings(schedule="linear", lowest=0.2, **common)  # type: ignore[arg-type]
+    assert [round(floor.rate_at(version), 4) for version in range(7)] == [0.5, 1, 1, 0.8, 0.6, 0.4, 0.2]
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -72,6 +72,7 @@ export interface Stage {
 
 export interface Status {
   phase: string;
+  finished?: boolean | null;
   condition: string;
   trained: number;
   served: number;

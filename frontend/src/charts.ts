@@ -199,7 +199,7 @@ function makeOptions(
     ...size,
     series,
     bands,
-    padding: [10, 10, 0, 0],
+    padding: [10, plot.axis === "time" ? 24 : 10, 0, 0],
     legend: { show: false },
     cursor: { sync: plot.axis === "step" ? { key: sync.key, setSeries: false } : undefined, points: { size: 6 }, drag: { x: true, y: false } },
     scales: {
@@ -212,7 +212,7 @@ function makeOptions(
         incrs: plot.axis === "step" ? undefined : [0.1, 0.2, 0.5, ...TIME_STEPS],
         values: (_chart, splits, _place, _space, apart) => splits.map((value) => (plot.axis === "time" ? formatClock(value, apart) : Number.isInteger(value) ? formatNumber(value) : "")),
       },
-      { ...axis, size: 48, values: (_chart, splits, _place, _space, apart) => formatTicks(splits, apart) },
+      { ...axis, size: (_chart, values) => 14 + 6.4 * Math.max(4, ...(values ?? []).map((text) => text.length)), values: (_chart, splits, _place, _space, apart) => formatTicks(splits, apart) },
     ],
     hooks: {
       setCursor: [(chart) => onMove(chart.cursor.idx ?? null)],

@@ -60,11 +60,10 @@ export class Health implements View {
       h("header", { class: "card" }, h("h3", {}, h("i", { class: "dot", style: { background: store.color(run) } }), head?.name ?? run),
         h("p", { class: `health ${sign}` }, h("span", { class: "sign" }, HEALTH_SIGNS[sign] ?? "?"), said),
         h("p", { class: "note" }, status ? `${said.includes(status.condition) ? "" : `${status.condition}; `}step ${status.trained}, served ${status.served}${status.level === "normal" ? "" : `, degraded: ${status.level}`}${status.host ? `; process ${status.process} on ${status.host}` : ""}` : "no status: a simulated run, or a log alone")));
-    if (status) {
+    if (status && !status.finished)
       panel.append(h("div", { class: "grid two" }, h("section", { class: "card" }, h("h3", {}, "Stages"), makeStages(status.stages)),
         h("section", { class: "card" }, h("h3", {}, "Who waits for whom"), makeGraph(status), makeCulprits(status))));
-      panel.append(h("section", { class: "card" }, h("h3", {}, "Workers"), this.makeWorkers(run, status)));
-    }
+    if (status) panel.append(h("section", { class: "card" }, h("h3", {}, "Workers"), this.makeWorkers(run, status)));
     const rows = this.incidents.get(run) ?? [];
     panel.append(h("section", { class: "card" }, h("h3", {}, "Incidents"), rows.length
       ? h("ol", { class: "incidents" }, ...rows.slice(0, 60).map(([time, kind, who, text]) => h("li", {}, h("time", {}, formatDuration(time)), h("b", { class: kind }, kind), h("span", {}, who), h("span", { class: "text" }, text.replace(/-?\d+\.\d{4,}(e-?\d+)?/g, (digits) => formatNumber(Number(digits)))))))

@@ -243,7 +243,7 @@ class Pane {
 
   private drawAxis(context: CanvasRenderingContext2D, color: Colors, height: number): void {
     const span = this.to - this.from || 1;
-    const rough = span / Math.max(2, this.width() / 110);
+    const rough = span / Math.max(2, this.width() / 90);
     const power = 10 ** Math.floor(Math.log10(rough));
     const each = (rough < 1 ? [1, 2, 5, 10].map((one) => one * power) : TIME_STEPS).find((one) => one >= rough) ?? 10 * power;
     context.strokeStyle = color.grid;

@@ -114,6 +114,22 @@ def test_a_run_does_not_become_another_one(
     assert load_config(str(tmp_path / "config.yaml")).config.max_steps == 900
 
 
+def test_samples_of_a_run_that_was_killed_after_its_last_checkpoint_get_their_end(tmp_path: Path) -> None:
+    begin(tmp_path, trained=3)
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    ledger.start_group(0, 0)
+    ledger.start_sample("0.0", 0)
+    ledger.flush()
+    ledger.close()
+    with RunDirectory(tmp_path) as directory:
+        directory.save_open_samples()
+        directory.save_open_samples()
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    assert (ledger.counts()["open"], ledger.counts()["saved"], ledger.audit()) == (0, 1, [])
+    assert [group.open for group in ledger.restore(3).groups] == [("0.0",)], "more steps go on with it"
+    ledger.close()
+
+
 def test_a_model_is_known_by_its_weights_wherever_it_lies(tmp_path: Path) -> None:
     model = tmp_path / "model"
     (model / "transformer").mkdir(parents=True)

@@ -25,6 +25,7 @@ _NAMES += ["config", "simulate", "plan", "measure", "pretrain", "push", "cluster
 COMMANDS = {name: import_module(f"headway.cli.{name}_command") for name in _NAMES}
 """The modules of all commands, in the order in which `headway --help` lists them."""
 _MACHINE_PROBLEMS = {errno.ENAMETOOLONG, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
+_MACHINE_PROBLEMS |= {errno.EMFILE, errno.ENFILE}
 """Errors of files that are no bug of Headway: one line says which file."""
 
 

@@ -90,6 +90,7 @@ def _train(args: argparse.Namespace, received: list[str]) -> int:
     with open_run_directory(prepared) as directory:
         done, wanted = directory.count_trained_steps(), resolved.config.max_steps
         if done >= wanted:
+            directory.save_open_samples()
             print_finished(directory.path, done, console)
             return 0
         print_introduction(prepared, done, console, directory.changes)

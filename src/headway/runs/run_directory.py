@@ -129,6 +129,15 @@ class RunDirectory:
         """Return the number of steps in the newest checkpoint."""
         return (_read_last_checkpoint(self.path) or (0, ""))[0]
 
+    def save_open_samples(self) -> None:
+        """Give an end to samples of a finished run that was killed between its last checkpoint and its end."""
+        ledger = Ledger(self.path / LEDGER_FILE)
+        try:
+            if ledger.counts()["open"]:
+                ledger.save_open({})
+        finally:
+            ledger.close()
+
     def read_last_event_s(self) -> float:
         """Return the time of the last event, from which a resumed run goes on. An incomplete last line is removed."""
         if (self.path / LOG_FILE).exists():

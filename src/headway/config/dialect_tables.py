@@ -76,9 +76,11 @@ _KL_NAMES = {"kl": "k1", "mse": "k2", "low_var_kl": "k3"}
 
 def _name_kl_estimator(value: Any) -> Any:
     """Return the estimator of a KL term, with a plus where its gradient is that of k2."""
-    name, plus = (value.removesuffix("+"), value.endswith("+")) if isinstance(value, str) else (value, False)
+    if not isinstance(value, str):
+        return value
+    name = value.removesuffix("+")
     ours = _KL_NAMES.get(name, name)
-    return f"{ours}+" if plus and ours != "k2" else ours
+    return f"{ours}+" if value.endswith("+") and ours != "k2" else ours
 
 
 def _name_kl_value(value: Any) -> Any:

@@ -165,7 +165,8 @@ class _DevicePlan:
         training = self.needs.count_training(how)
         if self.kv_bytes is None and not how.engines_sleep:  # a server is here, or no engine
             return training + self.needs.libraries
-        return max(training, self.needs.count_without_cache(how) + kv_bytes)
+        asleep = 0 if self.kv_bytes is None else self.needs.libraries
+        return max(training + asleep, self.needs.count_without_cache(how) + kv_bytes)
 
 
 def _join_sharing(plans: list[_DevicePlan]) -> _Sharing:
@@ -209,9 +210,10 @@ def _plan_device(
     """Decide who sleeps, and what is left for the KV cache. Raises `ConfigError`."""
     needs, engine, plain = _measure(model, here, served=served, memory=memory), _find_engine(here), _Sharing()
     may_offload = needs.moments > 0 and model.resolved.provenance.get(_OFFLOAD_KEY, "default") == "default"
-    if needs.count_training(plain) > memory and may_offload:
+    room = memory if engine is None or served else memory - needs.libraries  # an engine asleep keeps them
+    if needs.count_training(plain) > room and may_offload:
         plain = replace(plain, offloads=True)
-    if needs.count_training(plain) > memory:
+    if needs.count_training(plain) > room:
         raise _make_training_error(model, memory, here, needs)
     if engine is None:
         return _DevicePlan(needs=needs, how=plain)
@@ -381,10 +383,8 @@ def _make_small_share_error(model: MemoryModel, memory: int, need: int) -> Confi
 
 def _make_share_error(model: MemoryModel, memory: int, needs: _DeviceNeeds) -> ConfigError:
     training = needs.count_training(_Sharing())
-    share, left = (
-        needs.libraries / memory * _USABLE_SHARE,
-        int(100 * _USABLE_SHARE * (memory - training) / memory) / 100,
-    )
+    share = needs.libraries / memory * _USABLE_SHARE
+    left = int(100 * _USABLE_SHARE * (memory - training) / memory) / 100
     problem = f"gpu_memory_utilization {share:g} and a step of the trainer with {_show(training)} are more than "
     problem += f"a device has to use, {_show(memory)}"
     return _make_error(model, problem, [f"at most {left:g}, or devices of their own for actor_infer"])

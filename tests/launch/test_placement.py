@@ -149,7 +149,8 @@ def test_engines_have_a_second_set_of_weights_where_there_is_room() -> None:
     assert tight.places["engine/0"].weight_sets == 1
     assert any("engines stop while a version arrives" in note for note in tight.notes)
     assert plan_model("Qwen/Qwen2.5-7B", **ahead, enable_dual_buffer=False).places["engine/0"].weight_sets == 1
-    assert plan_model("Qwen/Qwen2.5-7B").places["engine/0"].weight_sets == 1, "those that take turns wait anyway"
+    assert plan_model("Qwen/Qwen2.5-7B").places["engine/0"].weight_sets == 2, "those that take turns, too"
+    assert plan_model("Qwen/Qwen2.5-14B").places["engine/0"].weight_sets == 1
 
 
 def test_one_version_stays_on_the_cards_where_engines_wait_for_it_and_three_elsewhere() -> None:

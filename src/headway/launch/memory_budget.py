@@ -2,8 +2,8 @@
 
 The trainer gets what a step needs; its moments live in the memory of the host where a step would not fit otherwise.
 Engines get their weights, and the KV cache gets what is left: at most what all requests in flight can fill, at least
-the longest sequence. Engines that take turns with the trainer have one set of weights, because they wait for a version
-anyway. Others have two, or one where two leave little room: then decoding stops while a version arrives.
+the longest sequence. Engines have two sets of weights, or one where two leave little room: then decoding stops while a
+version arrives.
 `gpu_memory_utilization` bounds cache and served weights together, as in vLLM.
 
 Components that take turns keep everything on the card if that leaves room for the cache; else engines sleep during a
@@ -247,12 +247,12 @@ def _plan_device(
 
 def _list_ways(model: MemoryModel, plain: _Sharing, *, turns: bool, may_offload: bool) -> list[_Sharing]:
     """Return the ways to share a device, those that cost least time first."""
+    sets = range(WEIGHT_SETS, 0, -1) if model.resolved.config.enable_dual_buffer else (1,)
+    awake = [replace(plain, weight_sets=number) for number in sets]
     if not turns:
-        sets = range(WEIGHT_SETS, 0, -1) if model.resolved.config.enable_dual_buffer else (1,)
-        return [replace(plain, weight_sets=number) for number in sets]
-    awake = replace(plain, weight_sets=1)
-    asleep = replace(awake, engines_sleep=True)
-    return [awake, asleep, *([replace(asleep, offloads=True)] if may_offload and not plain.offloads else [])]
+        return awake
+    asleep = replace(plain, weight_sets=1, engines_sleep=True)
+    return [*awake, asleep, *([replace(asleep, offloads=True)] if may_offload and not plain.offloads else [])]
 
 
 def _measure(model: MemoryModel, here: list[ComponentPlace], *, served: bool, memory: int) -> _DeviceNeeds:

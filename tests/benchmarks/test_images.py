@@ -43,6 +43,7 @@ def test_the_simulator_says_what_can_be_said_with_pencil_and_paper() -> None:
                 "num_return_sequences_in_group": 4,
                 "filter_zero_variance": False,
                 "async_generation_ratio": row.alpha,
+                "with_reward": not row.serial,
                 **strategy,
             }
         )

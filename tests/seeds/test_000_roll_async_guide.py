@@ -156,9 +156,9 @@ def test_recommendation_1_the_planner_compares_values_of_the_ratio_for_these_cos
     assert recommend_split(plan).startswith(f"Take {plan.options[0].name}")
 
 
-def test_recommendation_2_roles_that_share_devices_are_refused_beside_each_other() -> None:
-    with pytest.raises(ConfigErrors, match="device_mapping"):
-        load_config(RLVR, {"actor_infer.device_mapping": "list(range(8,16))"})
+def test_recommendation_2_roles_that_share_devices_take_turns_and_it_is_said() -> None:
+    resolved = load_config(RLVR, {"actor_infer.device_mapping": "list(range(8,16))"})
+    assert resolved.derived.hybrid_engine and any("both take turns" in note for note in resolved.notes)
 
 
 def test_recommendation_3_the_use_of_every_role_is_measured(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def test_an_episode_ends_before_its_tokens_exceed_the_limit() -> None:
     for longest in range(70, 100, 3):
         _, last = asyncio.run(lengths(longest))
         assert last.truncated and last.info["turns"] < 4
-    with pytest.raises(EnvironmentFailed, match=r"begins with .* tokens, and an episode has at most 40"):
+    with pytest.raises(EnvironmentFailed, match=r"begins with .*, and an episode has at most 40 \(sequence_length, "):
         asyncio.run(lengths(40))
 
 

@@ -46,6 +46,7 @@ def test_a_run_says_what_each_stage_does_and_waits_for_until_it_is_killed(
     code, said = ask(runs, tmp_path, str(run.directory))
     assert code == 1 and f"was killed, or its machine went down: process {run.pid} is gone" in said, said
     assert "last known state" in said and "generate" in said
+    assert said.splitlines()[-1] == f"go on with: headway train {run.directory} --resume"
 
     (run.directory / STATUS_FILE).write_text('{"phase": "tra')
     code, said = ask(runs, tmp_path, str(run.directory))

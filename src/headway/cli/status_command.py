@@ -21,7 +21,7 @@ from headway.monitor.report_page import describe_run_state
 from headway.monitor.report_tables import format_duration
 from headway.monitor.run_record import read_run_record
 from headway.monitor.run_status import RunStatus, format_engines, format_usage, make_stage_table
-from headway.runs.run_condition import find_status, is_gone
+from headway.runs.run_condition import WAS_KILLED, find_status, is_gone
 
 HELP = "show what a run is doing, and what it waits for"
 _QUIET_S = 60.0
@@ -78,6 +78,8 @@ def print_status(directory: Path, status: RunStatus, condition: str, console: Co
         console.print(engine, markup=False, soft_wrap=True)
     if status.usage:
         console.print(format_usage(status.usage), markup=False, soft_wrap=True)
+    if condition.startswith(WAS_KILLED):
+        console.print(f"go on with: headway train {directory} --resume", markup=False, soft_wrap=True)
     if status.phase == "starting" and status.culprits and not status.stages:
         console.print(f"not up yet: {status.culprits[0]}", markup=False, soft_wrap=True)
     elif status.phase != "ended" and (status.quiet_s > _QUIET_S or "does not answer" in condition):

@@ -110,7 +110,8 @@ class TextEpisode:
         self._instructions = reply.instructions
         tokens, most = self._encode_opening(reply.text), self._rules.max_episode_tokens
         if len(tokens) >= most:
-            raise EnvironmentFailed(f"begins with {len(tokens)} tokens, and an episode has at most {most}")
+            limit = f"an episode has at most {most} (sequence_length, or what the model can take)"
+            raise EnvironmentFailed(f"begins with {len(tokens)} tokens, and {limit}")
         return self._observe(tokens, reply.text)
 
     async def step(self, generation: Generation) -> Observation:

@@ -13,6 +13,8 @@ from headway.monitor.run_status import RunStatus
 from headway.processes.control_socket import CONTROL_SOCKET, send_control_request
 from headway.runs.status_file import WRITE_EVERY_S, read_status
 
+WAS_KILLED = "was killed, or its machine went down"
+"""What the condition of a run begins with if its process is gone and it has not ended."""
 _SILENT_S = 4 * WRITE_EVERY_S
 """A run that has written its status this recently is at work."""
 
@@ -51,7 +53,7 @@ def _judge_condition(status: RunStatus, problem: BaseException | None) -> tuple[
     if isinstance(problem, TimeoutError):
         return f"does not answer: process {status.process} is stopped, or something blocks its event loop", False
     if is_here and (isinstance(problem, ConnectionRefusedError) or not _process_exists(status.process)):
-        return f"was killed, or its machine went down: process {status.process} is gone", False
+        return f"{WAS_KILLED}: process {status.process} is gone", False
     if age_s < _SILENT_S:
         return f"at work on {status.host}", True
     return f"has not been heard of for {format_duration(age_s)} (process {status.process} on {status.host})", False

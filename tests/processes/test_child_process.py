@@ -348,9 +348,11 @@ if not inner:
         subprocess.Popen(["sh", "-c", f"({leave}) & exit"]).wait()
     time.sleep(600)
 deadline = time.monotonic() + 60
-while measure_contained(inner)[1] != 4 and time.monotonic() < deadline:
+while True:
+    used, count = measure_contained(inner)
+    if count == 4 and used > 1 << 20 or time.monotonic() > deadline:
+        break
     time.sleep(0.01)
-used, count = measure_contained(inner)
 print(count, used > 1 << 20, len(kill_children()))
 """
 

@@ -254,6 +254,9 @@ def test_a_named_file_is_read_if_it_is_there(tmp_path: Path) -> None:
 
 def test_an_override_with_a_tilde_removes_what_was_given() -> None:
     assert load_config({"seed": 7}, ["~seed"]).config.seed == 42
+    two = {"rewards": {"one": {"reward_fn": "exact"}, "other": {"reward_fn": "numeric"}}}
+    for word in ("~rewards.other", "rewards.other=null"):
+        assert list(load_config(two, [word]).config.rewards) == ["one"]
 
 
 @pytest.mark.parametrize("dashes", [["--"], []])

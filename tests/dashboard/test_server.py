@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import hashlib
 import json
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,9 +15,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from headway.cli import main
+from headway.cli import dashboard_command, main
 from headway.dashboard.dashboard_server import DashboardServer, open_listener
 from headway.dashboard.run_catalogue import RunCatalogue
+from headway.errors import ConfigError
 from headway.monitor.event_files import LOG_FILE
 from tests.dashboard.factory import add_samples, make_simulated_run
 
@@ -137,6 +139,16 @@ def test_an_address_beyond_this_machine_needs_a_token(root: Path, capsys: pytest
     assert main(["dashboard", str(root), "--host", "0.0.0.0", "--port", "0"]) == 2
     assert "there is no token" in capsys.readouterr().err
     assert main(["dashboard", str(root / "nowhere")]) == 2
+
+
+def test_a_port_that_is_taken_is_refused_only_if_it_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        monkeypatch.setattr(dashboard_command, "_PORT", port)
+        with dashboard_command._open_port("127.0.0.1", None) as listener:
+            assert listener.getsockname()[1] != port
+        with pytest.raises(ConfigError, match="cannot listen there"):
+            dashboard_command._open_port("127.0.0.1", port)
 
 
 def test_what_is_new_arrives_by_itself_and_a_resumed_run_continues_its_curves(root: Path, tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where = "directory of a run, or of many (runs)"
     parser.add_argument("directory", nargs="?", type=Path, default=Path("runs"), metavar="DIR", help=where)
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1); others need a token")
-    parser.add_argument("--port", type=int, default=_PORT, help=f"port to listen on ({_PORT}); 0 takes a free one")
+    parser.add_argument("--port", type=int, help=f"port to listen on ({_PORT}, or a free one if that is taken)")
     parser.add_argument("--token", help=f"what visitors have to know (${TOKEN}); `random` makes one")
     parser.add_argument("--listener", type=int, help=argparse.SUPPRESS)  # a socket that `headway train` has opened
 
@@ -54,14 +54,26 @@ def require_dashboard() -> None:
         raise ConfigError(f"the dashboard needs {' and '.join(missing)}", hint=suggest_install("dashboard"))
 
 
+def _open_port(host: str, port: int | None) -> socket.socket:
+    """Listen on `port`, or on the usual one and where that is taken on any that is free. Raises `ConfigError`."""
+    from headway.dashboard.dashboard_server import open_listener
+
+    if port is not None:
+        return open_listener(host, port)
+    try:
+        return open_listener(host, _PORT)
+    except ConfigError:
+        return open_listener(host, 0)
+
+
 async def _serve(args: argparse.Namespace, token: str | None) -> None:
-    from headway.dashboard.dashboard_server import DashboardServer, open_listener
+    from headway.dashboard.dashboard_server import DashboardServer
     from headway.dashboard.run_catalogue import RunCatalogue
     from headway.serving.completion_server import check_address
 
     if args.listener is None:
-        check_address(args.host, args.port, token)
-        listener = open_listener(args.host, args.port)
+        check_address(args.host, _PORT if args.port is None else args.port, token)
+        listener = _open_port(args.host, args.port)
     else:
         listener = socket.socket(fileno=args.listener)
     stopped, loop = asyncio.Event(), asyncio.get_running_loop()

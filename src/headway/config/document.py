@@ -119,6 +119,10 @@ class MergedEntries:
             self._sections = {section for section in self._sections if section[: len(path)] != path}
         self.entries[path] = entry
 
+    def has_section(self, path: KeyPath) -> bool:
+        """Return whether there are entries below `path`."""
+        return path in self._sections and any(other[: len(path)] == path for other in self.entries)
+
     def remove(self, path: KeyPath) -> None:
         """Take away an entry and those below it."""
         for other in [other for other in self.entries if other[: len(path)] == path]:

@@ -43,7 +43,7 @@ def _walk_values(values: Mapping[Any, Any], path: KeyPath, origin: str) -> Itera
 def apply_overrides(
     entries: ConfigEntries, overrides: Iterable[str] | Mapping[str, Any], problems: list[ConfigError]
 ) -> ConfigEntries:
-    """Return `entries` with overrides on top. A later override wins over an earlier one."""
+    """Return `entries` with overrides on top. A later one wins; null takes a whole section away, as `~` does."""
     merged = MergedEntries(entries)
     if isinstance(overrides, Mapping):
         given: Iterable[tuple[str, Any]] = overrides.items()
@@ -51,10 +51,10 @@ def apply_overrides(
         lines = [overrides] if isinstance(overrides, str) else overrides
         given = [pair for text in lines for pair in parse_override(text, problems)]
     for key, value in given:
-        if key.startswith("~"):
-            merged.remove(tuple(key[1:].split(".")))
+        path = tuple(key.removeprefix("~").split("."))
+        if key.startswith("~") or (value is None and merged.has_section(path)):
+            merged.remove(path)
             continue
-        path = tuple(key.split("."))
         children = _walk_values(value, path, "override") if isinstance(value, Mapping) and value else None
         for child_path, entry in children or [(path, ConfigEntry(value, "override"))]:
             merged.set(child_path, entry)

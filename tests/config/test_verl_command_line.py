@@ -365,3 +365,8 @@ def test_words_that_choose_files_of_verl_and_keys_like_known_ones_are_noted() ->
     assert resolved.config.actor_train.training_args.adam_beta2 == 0.95
     with pytest.raises(ConfigErrors, match="did you mean"):
         load_config(None, [*GRPO, "actor_rollout_ref.rollout.temprature=1"])
+
+
+def test_an_estimator_that_is_a_list_is_refused_in_words() -> None:
+    with pytest.raises(ConfigErrors, match="adv_estimator"):
+        load_config(None, [*GRPO[2:], "algorithm.adv_estimator=[grpo]"])

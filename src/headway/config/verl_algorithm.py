@@ -37,7 +37,7 @@ def translate_verl_algorithm(given: ForeignEntries) -> None:
         given.notes.append(f"{_ESTIMATOR}: {_MEMBERS} is 1, so that the reward itself is the advantage, as in {_NAME}")
     if name in _WHITENED:
         given.give_default("whiten_advantages", True, f"{_NAME} for {name}")
-    if name in _OTHER_NAMES:
+    if isinstance(name, str) and name in _OTHER_NAMES:
         given.take(_ESTIMATOR)
         given.give("adv_estimator", _OTHER_NAMES[name], f"{_ESTIMATOR}: {name}")
     if name == "reinforce_plus_plus_baseline":

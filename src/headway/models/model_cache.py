@@ -95,7 +95,10 @@ def find_in_hub_cache(name: str) -> Path | None:
     """Return the directory of `name` if it is complete and already on this machine."""
     from huggingface_hub import try_to_load_from_cache
 
-    config = try_to_load_from_cache(name, "config.json")
+    try:
+        config = try_to_load_from_cache(name, "config.json")
+    except ValueError:  # no repository can have such a name
+        return None
     if not isinstance(config, str):
         return None
     directory = Path(config).parent

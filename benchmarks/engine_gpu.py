@@ -40,6 +40,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config
 
+import end_to_end
 from engine_attention import BANDWIDTH, measure_attention, time_events
 from engine_host import measure_host
 from headway.engines.base import Progress, Request
@@ -50,17 +51,8 @@ from headway.engines.threaded_engine import SwitchWeights
 from headway.types import SamplingParams
 
 SHAPES: dict[str, dict[str, Any]] = {
-    "0.5B": {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14},
-    "1.5B": {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12},
-    "7B": {
-        "hidden_size": 3584,
-        "intermediate_size": 18944,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 28,
-        "num_key_value_heads": 4,
-        "vocab_size": 152064,
-        "tie_word_embeddings": False,
-    },
+    **{name: end_to_end.SHAPES[name] for name in ("0.5B", "1.5B")},
+    "7B": {**end_to_end.LARGE_SHAPES["7B"], "vocab_size": 152064},
 }
 PRECISION = {"dtype": "bfloat16", "kv_dtype": "auto"}
 PROMPT = 64

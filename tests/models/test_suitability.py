@@ -5,31 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from headway.errors import ConfigError
 from headway.models.model_checks import check_attention, check_rotation, find_attention_problem
-
-SHAPE = {
-    "vocab_size": 23,
-    "hidden_size": 32,
-    "intermediate_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-}
-
-
-def made(kind: str, **options: Any) -> Any:
-    return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **(SHAPE | options)))
+from tests.trainers.factory import small
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3_text", "mistral", "qwen3"])
 def test_full_and_sliding_attention_is_shared(kind: str) -> None:
-    assert find_attention_problem(made(kind)) is None
+    assert find_attention_problem(small(kind)) is None
 
 
 @pytest.mark.parametrize(
@@ -46,7 +30,7 @@ def test_full_and_sliding_attention_is_shared(kind: str) -> None:
 def test_what_mixes_tokens_in_another_way_is_found_and_not_cut_over_ranks(
     kind: str, options: dict[str, Any], problem: str
 ) -> None:
-    model = made(kind, **options)
+    model = small(kind, **options)
     assert problem in (find_attention_problem(model) or "")
     with pytest.raises(ConfigError, match=f"ForCausalLM is trained on one device: .*{problem}"):
         check_attention(model)
@@ -62,7 +46,7 @@ LONG = {
 
 
 def test_a_rotation_that_changes_with_the_longest_sequence_is_refused_beyond_that_length() -> None:
-    config = made("phi3", rope_parameters=LONG, original_max_position_embeddings=16).config
+    config = small("phi3", rope_parameters=LONG, original_max_position_embeddings=16).config
     check_rotation(config, 16)
     with pytest.raises(ConfigError, match="sequence_length = 17: phi3 rotates positions by longrope"):
         check_rotation(config, 17)
@@ -70,5 +54,5 @@ def test_a_rotation_that_changes_with_the_longest_sequence_is_refused_beyond_tha
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3_text", "opt"])
 def test_rotations_that_are_a_table_go_on_for_any_length(kind: str) -> None:
-    model = made(kind, **({"ffn_dim": 32, "word_embed_proj_dim": 32} if kind == "opt" else {}))
+    model = small(kind, **({"ffn_dim": 32, "word_embed_proj_dim": 32} if kind == "opt" else {}))
     check_rotation(model.config, 1_000_000)

@@ -108,10 +108,8 @@ async def measure(device: str, *, spare: bool, checks: bool) -> None:
     )
     engine = NativeEngine("engine", lambda: make_model("qwen2", **shape), settings, checks=checks)
     weights = sum(one.numel() * 2 for one in models[0].parameters()) / MIB
-    print(
-        f"{'two sets' if spare else 'one set'}{', checksums' if checks else ''}: MiB; weights {weights:.0f}, cache 512; before {read_memory()}",
-        flush=True,
-    )
+    kind = f"{'two sets' if spare else 'one set'}{', checksums' if checks else ''}"
+    print(f"{kind}: MiB; weights {weights:.0f}, cache 512; before {read_memory()}", flush=True)
     for version in range(3):
         record_history()
         if torch.cuda.is_available():

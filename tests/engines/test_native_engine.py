@@ -15,11 +15,12 @@ import torch
 from headway.engines.base import Progress
 from headway.engines.native.native_core import make_block_core
 from headway.engines.native.native_engine import NativeEngine
+from headway.engines.native.served_parameters import DeviceParameters
 from headway.engines.native.settings import NativeSettings
 from headway.errors import ConfigError, EngineCrashed, EngineError, TransferError
 from headway.types import FinishReason, VersionRun
 
-from . import factory
+from . import factory, families
 from .factory import counting_model, make_engine, make_model, request, run, serve, together, version_of, worst
 
 
@@ -327,15 +328,17 @@ def test_an_engine_with_one_set_of_weights_replaces_them_and_makes_no_token_mean
     factory.run(scenario())
 
 
-@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
-def test_an_engine_that_sleeps_leaves_nothing_for_the_garbage_collector(family: str) -> None:
-    """Frozen objects are never collected: what refers to itself in a circle would stay on the device."""
+@pytest.mark.parametrize("family", ["qwen2", "gemma2", "qwen3_moe"])
+def test_an_engine_that_sleeps_leaves_nothing_for_the_garbage_collector(family: str, monkeypatch: Any) -> None:
+    """Frozen objects are never collected, and memory that is freed later is not given back to the device."""
 
     async def scenario() -> None:
         made: list[weakref.ref[Any]] = []
+        arrived: list[weakref.ref[Any]] = []
+        left: list[list[Any]] = []
 
         def make_model() -> Any:
-            made.append(weakref.ref(model := factory.make_model(family)))
+            made.append(weakref.ref(model := families.make_family(family)))
             return model
 
         def make_core(*args: Any) -> Any:
@@ -343,14 +346,24 @@ def test_an_engine_that_sleeps_leaves_nothing_for_the_garbage_collector(family: 
             made.extend(weakref.ref(one) for one in (parameters, core, core._runner, core._runner.kv))  # type: ignore[attr-defined]
             return parameters, core
 
+        def see_install(parameters: DeviceParameters, values: Any) -> None:
+            arrived.append(weakref.ref(next(iter(values.values()))[0]))
+            install(parameters, values)
+
+        install = DeviceParameters.install
+        monkeypatch.setattr(DeviceParameters, "install", see_install)
         engine = NativeEngine("e", make_model, NativeSettings(slots=4, slot_tokens=64), make_core=make_core)
-        await factory.serve(engine, factory.make_model(family))
+        for version in range(2):
+            await factory.serve(engine, families.make_family(family), version)
+        assert arrived[0]() is not None and arrived[1]() is None, "a version that was copied is gone with the flip"
         await factory.together(engine, [factory.request("a", [1, 2, 3], count=8)])
+        reset = engine._receiver.reset
+        engine._receiver.reset = lambda *, gone: (left.append([one() for one in (*made, *arrived)]), reset(gone=gone))  # type: ignore[method-assign, assignment, func-returns-value]
         gc.collect()
         gc.freeze()
         try:
             await engine.sleep()
-            assert len(made) == 5 and not any(one() for one in made)
+            assert left == [[None] * 7], "when memory is given back, nothing of the model is left"
         finally:
             gc.unfreeze()
         await engine.close()

@@ -195,6 +195,7 @@ class EngineThread:
                 return
             command, answer = item
             self._report(command(core), core)
+            del item, command  # refer to weights that have been installed and can be freed now
             self._post(_set_done, answer)
 
     def _report(self, updates: list[RequestUpdate], core: EngineCore[Any, Any]) -> None:

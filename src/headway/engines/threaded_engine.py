@@ -128,6 +128,7 @@ class ThreadedEngine(ABC, Generic[B]):
         self._go_down(EngineCrashed(f"{self.name} is restarted"))
         if thread is not None and self._settings.device != "cpu":  # its memory is needed again
             await thread.wait_until_ended(_JOIN_S)
+        del thread  # refers to the weights
         self._down = False
         self._receiver.reset(gone=False)
         try:
@@ -143,9 +144,11 @@ class ThreadedEngine(ABC, Generic[B]):
         if thread is not None:
             thread.stop(EngineCrashed(f"{self.name} sleeps"))
             await thread.wait_until_ended(_JOIN_S)
+        del thread  # refers to the weights
         self._receiver.reset(gone=False)
         if self._settings.device != "cpu":
             gc.collect()  # modules refer to each other in circles
+            torch._C._cuda_clearCublasWorkspaces()  # each stream has one, and an engine that wakes up has a new stream
             torch.cuda.empty_cache()
 
     async def close(self) -> None:

@@ -26,6 +26,8 @@ from headway.weights.shared_memory import PayloadReader, SharedSegment
 from headway.weights.weight_store import Arena
 
 _COLUMNS = 1024
+_ROWS = 8192
+"""Rows that are summed at once: 32 MiB, which become several times as much while they are summed."""
 _ODD = 0x9E3779B97F4A7C15 - (1 << 64)
 """Odd factor that spreads the bits of a position, as a signed number."""
 _HELD_BUFFERS = 2
@@ -78,9 +80,9 @@ def compute_tensor_checksum(data: Tensor) -> str:
     for part in (data[: 4 * count], rest):
         if part.numel():
             words = part.clone().view(torch.int32) if part.storage_offset() % 4 else part.view(torch.int32)
-            words = words.view(-1, _COLUMNS)
-            rows = rows * 31 + _weigh(words.sum(1, dtype=torch.int64))
-            columns = columns * 31 + _weigh(words.sum(0, dtype=torch.int64))
+            pieces = words.view(-1, _COLUMNS).split(_ROWS)
+            rows = rows * 31 + _weigh(torch.cat([piece.sum(1, dtype=torch.int64) for piece in pieces]))
+            columns = columns * 31 + _weigh(torch.stack([piece.sum(0, dtype=torch.int64) for piece in pieces]).sum(0))
     found = [number % (1 << 64) for number in torch.stack((rows, columns)).tolist()]
     return f"sum64:{found[0]:016x}{found[1]:016x}:{data.numel()}"
 

@@ -188,13 +188,14 @@ class Utilisation:
 
 
 def _spans(events: list[LoggedEvent], name: str) -> list[float]:
-    begun: dict[int, float] = {}
+    """Return the seconds of all spans whose names begin so; every part of a run numbers its own spans."""
+    begun: dict[tuple[str, int], float] = {}
     found = []
     for event in events:
         if event.kind == "span.begin" and event.data["name"].startswith(name):
-            begun[event.data["span"]] = event.time_s
-        elif event.kind == "span.end" and event.data["span"] in begun:
-            found.append(event.time_s - begun[event.data["span"]])
+            begun[event.who, event.data["span"]] = event.time_s
+        elif event.kind == "span.end" and (at := (event.who, event.data["span"])) in begun:
+            found.append(event.time_s - begun.pop(at))
     return found
 
 

@@ -221,11 +221,11 @@ def count_turns(events: list[LoggedEvent]) -> list[int]:
 
 
 def _mean_span_s(events: list[LoggedEvent], name: str) -> float:
-    begun: dict[int, float] = {}
+    begun: dict[tuple[str, int], float] = {}  # every part of a run numbers its own spans
     found = []
     for event in events:
         if event.kind == "span.begin" and event.data["name"].startswith(name):
-            begun[event.data["span"]] = event.time_s
-        elif event.kind == "span.end" and event.data["span"] in begun:
-            found.append(event.time_s - begun[event.data["span"]])
+            begun[event.who, event.data["span"]] = event.time_s
+        elif event.kind == "span.end" and (at := (event.who, event.data["span"])) in begun:
+            found.append(event.time_s - begun.pop(at))
     return sum(found) / max(len(found), 1)

@@ -56,11 +56,12 @@ class _OwnedList(list[Any]):
 
 def _append_actions(known: Sequence[Any], new: Sequence[Any]) -> Sequence[Any]:
     """Append to what is known, in place if the list is owned: an answer of 32k tokens is not copied at every report."""
-    if isinstance(known, RepeatedValue) or not len(known):
-        return concatenate_actions(known, new)
-    owned = known if type(known) is _OwnedList else _OwnedList(known)
-    owned.extend(new)
-    return owned
+    if type(known) is not _OwnedList:
+        if isinstance(known, RepeatedValue) or not len(known):
+            return concatenate_actions(known, new)
+        known = _OwnedList(known)
+    known.extend(new)
+    return known
 
 
 def _freeze(actions: Sequence[Any]) -> Sequence[Any]:

@@ -193,7 +193,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     args.mean_length, args.prompts, args.length, args.steps = 0, 8, args.tokens + 64, 1
-    args.transport, args.share, args.learning_rate = "auto", 0.1, 1e-6
+    args.transport, args.share, args.learning_rate, args.sleeps = "auto", 0.1, 1e-6, False
     return args
 
 

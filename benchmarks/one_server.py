@@ -15,6 +15,8 @@ through files, or in an engine's process through memory of the host.
 **Stops** All processes of a server are stopped (SIGSTOP) when the call of a phase is sent. The update must end in the
 deadline of that phase, with its name. Then they run again, so that the next phase does not wait for another start, and
 an update must go through. At last they stay stopped: the engine is restarted as a run does it, and given a version.
+
+**Sleep** With `--sleeps` nothing but this: the server frees its memory, the next version wakes it up, and it generates.
 """
 
 from __future__ import annotations
@@ -68,6 +70,12 @@ PHASES = {
     "sglang cuda": {
         "pause": "/abort_request",
         "update": "/update_weights_from_tensor",
+        "cache": "/flush_cache",
+        "resume": "/continue_generation",
+    },
+    "sglang cpu": {
+        "pause": "/abort_request",
+        "loading files": "/update_weights_from_disk",
         "cache": "/flush_cache",
         "resume": "/continue_generation",
     },
@@ -126,6 +134,8 @@ class Session:
         try:
             await self.engine.start()
             self.report({"what": "start", "seconds": time.perf_counter() - begin})
+            if self.args.sleeps:
+                return await self.attempt("sleep", self.sleep_and_wake)
             await self.attempt("updates on the card", self.update_on_card)
             await self.attempt("mismatch", self.compare_log_probabilities)
             await self.attempt("updates through the host", self.update_through_host)
@@ -195,6 +205,17 @@ class Session:
         for sampling, pairs in (await draw_samples(self.engine, self.args)).items():
             self.report({"what": "mismatch", "sampling": sampling, **compare(self.model, pairs)})
 
+    async def sleep_and_wake(self) -> None:
+        """Sleep twice; each time the next version wakes the engine up, and it must generate with that version."""
+        for _ in range(2):
+            await self._update_often(self.engine, "before a sleep", self.make_store(on_card=True))
+            awake, begin = read_used_gb(self.args.device), time.perf_counter()
+            await self.engine.sleep()
+            seconds, asleep = time.perf_counter() - begin, read_used_gb(self.args.device)
+            self.report({"what": "sleep", "seconds": seconds, "awake_gb": awake, "asleep_gb": asleep})
+        await self._update_often(self.engine, "after a sleep", self.make_store(on_card=True))
+        await self.compare_log_probabilities()
+
     async def stop_in_phases(self) -> None:
         engine, limit_s, usual = self.engine, self.args.deadline_s, self.engine._settings
         store = self.make_store(on_card=True)
@@ -250,6 +271,14 @@ class Session:
         self.report({"what": "back and seeded", "seconds": time.perf_counter() - failed})
 
 
+def read_used_gb(device: str) -> float:
+    """Return the memory of the card that anybody uses."""
+    if device == "cpu":
+        return 0.0
+    free, total = torch.cuda.mem_get_info()
+    return (total - free) / 1e9
+
+
 def read_title(pid: int) -> str:
     """Return the name that a process has given itself."""
     return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
@@ -274,6 +303,7 @@ def main() -> None:
     parser.add_argument("--deadline-s", type=float, default=3.0, help="of each phase in which it is stopped")
     parser.add_argument("--limit-s", type=float, default=300.0, help="of each thing that is tried")
     parser.add_argument("--stops", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--sleeps", action="store_true", help="try sleeping, and nothing else")
     parser.add_argument("--share", type=float, default=0.06, help="of the card's memory")
     parser.add_argument("--python", default="", help="interpreter that has vLLM or SGLang; empty: this one")
     parser.add_argument("--eager", action=argparse.BooleanOptionalAction, default=True)

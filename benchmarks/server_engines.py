@@ -45,16 +45,17 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-SERVER_ARGS: dict[str, dict[str, Any]] = {
-    "vllm": {"enforce-eager": True},
-    "sglang": {  # its share is of what is free, and others take memory meanwhile: the tokens are the limit
+def make_server_args(package: str, device: str) -> dict[str, Any]:
+    """Return options of servers that start sooner, and need no kernels that are compiled at the start."""
+    if package == "vllm":
+        return {"enforce-eager": True}
+    return {  # its share is of what is free, and others take memory meanwhile: the tokens are the limit
         "disable-cuda-graph": True,
-        "attention-backend": "triton",
+        "attention-backend": "triton" if device == "cuda" else "torch_native",
         "sampling-backend": "pytorch",
-        "max-total-tokens": 131072,
-    },
-}
-"""Options of servers that start sooner, and need no kernels that are compiled at the start."""
+        "max-total-tokens": 131072 if device == "cuda" else 16384,
+        "device": device,
+    }
 
 
 def share_of_digits(text: str, task_data: Mapping[str, Any]) -> float:
@@ -92,7 +93,7 @@ def make_words(args: argparse.Namespace, way: str, model: Path, run_dir: Path) -
         **WAYS[way],
     }
     if way != "native":
-        options = dict(SERVER_ARGS[way.split()[0]]) if args.eager else {}
+        options = make_server_args(way.split()[0], args.device) if args.eager else {}
         words[f"{STRATEGY}.strategy_config.server_args"] = options
         if args.python:
             words[f"{STRATEGY}.strategy_config.server_python"] = args.python
@@ -232,6 +233,7 @@ def make_engine(args: argparse.Namespace, way: str, kind: str, model: Path, scra
         logs=logs,
         transport=TransportPlan(kind=kind),  # type: ignore[arg-type]
         cache_bytes=2 << 30,
+        sleeps=args.sleeps,
     )
     return (make_in_process_engines if way == "vllm" else make_server_engines)(options)[0]
 
@@ -317,7 +319,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--kill-step", type=int, default=3, help="after which the engine or server is killed")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    args.mean_length = 0
+    args.mean_length, args.sleeps = 0, False
     return args
 
 

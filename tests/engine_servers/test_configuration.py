@@ -172,6 +172,12 @@ def test_servers_recompute_whatever_is_asked_for_and_say_so(name: str) -> None:
     ]
 
 
+def test_a_broadcast_does_not_reach_servers_over_http_and_a_line_says_so() -> None:
+    wanted = {"weight_transfer.transport": "broadcast"}
+    assert [note for note in given(url=URL, top=wanted).notes if "which load files" in note]
+    assert not [note for note in given(in_process=True, top=wanted).notes if "which load files" in note]
+
+
 def test_a_server_cannot_be_started_without_its_package() -> None:
     with pytest.raises(ConfigError, match="is no program"):
         check_server_requirements(given(launch=True, server_python="/nowhere/bin/python"))

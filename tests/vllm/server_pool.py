@@ -36,20 +36,21 @@ from tests.engines.factory import counting_model, make_model
 PYTHON = os.environ["HEADWAY_VLLM"]
 """Interpreter of an environment that has vLLM or SGLang."""
 SERVER = os.environ.get("HEADWAY_SERVER", "vllm")
+DEVICE: Any = os.environ.get("HEADWAY_VLLM_DEVICE", "cpu")
+"""With `cuda` the same tests run on a GPU, and weights reach the servers by CUDA IPC."""
 SERVER_ARGS: dict[str, Any] = {
     "vllm": {"enforce-eager": True},
     "sglang": {
         "disable-cuda-graph": True,
-        "attention-backend": "triton",
+        "attention-backend": "triton" if DEVICE == "cuda" else "torch_native",
         "sampling-backend": "pytorch",
         "max-total-tokens": 32768,
+        "device": DEVICE,
     },
 }[SERVER]
-DEVICE: Any = os.environ.get("HEADWAY_VLLM_DEVICE", "cpu")
-"""With `cuda` the same tests run on a GPU, and weights reach the servers by CUDA IPC."""
 SIZE = 2048
 """Tokens that the models know, and that a context has: requests can be so long that there is time to disturb them."""
-DISTURBED_TOKENS = 1600
+DISTURBED_TOKENS = 1600 if SERVER == "vllm" or DEVICE == "cuda" else 120
 """Tokens of a request that a test disturbs: seconds of decoding on a machine that does nothing else."""
 SHAPE: dict[str, Any] = {
     "hidden_size": SIZE,

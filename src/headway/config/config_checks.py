@@ -347,6 +347,8 @@ def _check_transfer(draft: ConfigDraft, derived: DerivedConfig) -> None:
             draft.refuse(f"{_TRANSFER}.transport", problem, f"one of {', '.join(_SERVER_TRANSPORTS)}")
         if transfer.delta:
             draft.refuse(f"{_TRANSFER}.delta", "servers load whole directories", "false")
+        if transfer.transport == "broadcast" and not draft.config.actor_infer.strategy_args.strategy_config.in_process:
+            draft.notes.append(f"{_TRANSFER}.transport: broadcast does not reach servers over HTTP, which load files")
 
 
 def add_cautions(draft: ConfigDraft, derived: DerivedConfig) -> None:

@@ -76,7 +76,7 @@ class LayoutResult:
     plan: str = ""
     """Sets of weights of an engine, versions on the cards and transport, as planned."""
     spans_s: dict[str, float] = field(default_factory=dict)
-    """Mean seconds of each span of the timeline that moves memory, and of an update of an engine."""
+    """Median seconds of each kind of span on the timeline."""
 
 
 def make_configuration(args: argparse.Namespace, layout: str, model: Path, run_dir: Path) -> dict[str, Any]:
@@ -276,18 +276,18 @@ def replay(args: argparse.Namespace, prepared: PreparedRun, batches: Mapping[int
 
 
 def measure_spans(events: list[LoggedEvent]) -> dict[str, float]:
-    """Return the mean seconds of spans that move memory, and of updates of engines."""
+    """Return the seconds of each kind of span on the timeline, as a median of all."""
     begun: dict[tuple[str, int], tuple[str, float]] = {}
     found: dict[str, list[float]] = {}
     for event in events:
         key = event.who, event.data.get("span", -1)
-        if event.kind == "span.begin" and event.who in ("device turns", "optimizer", "param_update"):
+        if event.kind == "span.begin":
             begun[key] = event.data["name"], event.time_s
         elif event.kind == "span.end" and key in begun:
             name, begin_s = begun.pop(key)
-            name = "update of an engine" if name.startswith("load") else "gather" if name.startswith("gather") else name
-            found.setdefault(name, []).append(event.time_s - begin_s)
-    return {name: statistics.mean(seconds) for name, seconds in found.items()}
+            words = [word for word in name.split() if not any(letter.isdigit() for letter in word)]
+            found.setdefault(f"{event.who.partition('/')[0]}: {' '.join(words)}", []).append(event.time_s - begin_s)
+    return {name: statistics.median(seconds) for name, seconds in found.items()}
 
 
 def measure_step_s(events: list[LoggedEvent]) -> float:

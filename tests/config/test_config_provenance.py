@@ -74,6 +74,8 @@ def test_check_says_ok_with_notes_and_plans_the_run(capsys: pytest.CaptureFixtur
     assert all(line.startswith("note: ") for line in lines[1:plan])
     assert lines[plan + 2].split()[:3] == ["trainer/0–3", "0–3", "alone"]
     assert max(map(len, lines[plan:])) <= 80 and "85 sequences of 10240" in " ".join(lines)
+    assert run("check", RLVR, "num_gpus_per_node=2", "--gpus", "8") == 0
+    assert "8 GPUs × 80 GiB: processes" in capsys.readouterr().out, "one machine, also for a file for a smaller one"
 
 
 def test_check_refuses_what_would_not_fit(capsys: pytest.CaptureFixture[str]) -> None:

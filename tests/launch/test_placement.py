@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,8 @@ import pytest
 from headway.config import load_config
 from headway.errors import ConfigError
 from headway.launch.component_places import count_memory_share, share_a_card
+from headway.launch.components import ComponentArgs
+from headway.launch.language_components import _make_local_settings
 from headway.launch.machine import Machine
 from headway.launch.placement import Placement, make_visible_devices_env, plan_placement
 
@@ -173,6 +176,19 @@ def test_moments_stay_on_the_card_where_moving_them_gives_room_for_no_sequence()
     assert made.budget is not None and made.budget.engines_sleep and not made.budget.offloads
 
 
+def test_fewer_samples_are_computed_at_once_where_a_step_would_not_fit() -> None:
+    key, sizes = "actor_train.training_args.per_device_train_batch_size", {"rollout_batch_size": 64}
+    made = plan_model("Qwen/Qwen3-8B", **{**sizes, "response_length": 1024, key: 32})
+    assert 1 <= made.micro_batch < 32 and any(note.startswith("per_device_train_batch_size: ") for note in made.notes)
+    assert made.budget is not None and max(made.budget.peaks_gib.values()) <= 76.0
+    assert plan_model("Qwen/Qwen3-8B", **{**sizes, "response_length": 1024, key: 2}).micro_batch == 0
+    resolved = load_config({"response_length": 96, "prompt_length": 32, key: 4})
+    given = {"config": resolved.changed(), "model": "", "critic": None, "device": "cpu", "threads": 1}
+    settings = [_make_local_settings(ComponentArgs(**given, micro_batch=micro)) for micro in (0, 2)]
+    assert [one.micro_batch_tokens for one in settings] == [4 * 128, 2 * 128]
+    assert replace(settings[0], micro_batch_tokens=1) == replace(settings[1], micro_batch_tokens=1)
+
+
 def test_moments_leave_a_card_on_which_a_step_would_not_fit_unless_that_is_forbidden() -> None:
     key = "actor_train.training_args.offload_optimizer"
     made = plan_model("Qwen/Qwen3-4B", **{**EIGHT, "response_length": 31744, "actor_train.device_mapping": [0]})
@@ -198,7 +214,7 @@ def test_pools_that_shrink_have_ranks_that_divide_those_before_and_one_judge_a_d
 def test_devices_of_a_critic_beyond_the_first_are_said_to_be_unused() -> None:
     critic = {**EIGHT, "adv_estimator": "gae", "actor_infer.device_mapping": [4, 5], "critic.device_mapping": [6, 7]}
     made = plan_model("Qwen/Qwen2.5-0.5B", **critic)
-    assert any(note.startswith("critic: one process on device 6") for note in made.notes)
+    assert any(note.startswith("critic: one process, on device 6; device 7 is") for note in made.notes)
     assert made.budget is not None
     alone, parameters = made.budget.needs["critic"], 0.494e9
     assert alone["critic"] == pytest.approx(18 * parameters, rel=0.01), "all of it is on its card"

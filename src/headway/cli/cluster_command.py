@@ -248,6 +248,11 @@ def _timed(call: Callable[[], None]) -> float:
 def print_layout(parts: Sequence[ComponentNeeds], console: Console) -> None:
     """Print the components, and whether what they need is free."""
     console.print(_make_layout_table(parts))
+    print_memory_fit(parts, console)
+
+
+def print_memory_fit(parts: Sequence[ComponentNeeds], console: Console) -> None:
+    """Print for each memory whether what the components need is free."""
     free = measure_free_memory()
     more = "" if any("activations" in part.needs for part in parts) else " and activations"
     for where, size in sum_by_memory(list(parts)).items():

@@ -67,7 +67,8 @@ def _check_placement(resolved: ResolvedConfig, args: argparse.Namespace) -> int:
     """Plan the run, and print the plan. Return 2 where it would not start."""
     if args.gpus is None and resolved.config.cluster.kind == "ray":
         _print_summary(resolved)
-        print("its place on the Ray cluster: headway cluster check")
+        train, infer = (len(resolved.derived.devices[role]) for role in ("actor_train", "actor_infer"))
+        print(f"devices: {train} train, {infer} generate; where on the Ray cluster, says headway cluster check")
         return 0
     try:
         machine = find_machine() if args.gpus is None else _make_machine(resolved, args.gpus, args.gpu_memory)
@@ -83,12 +84,12 @@ def _check_placement(resolved: ResolvedConfig, args: argparse.Namespace) -> int:
 
 
 def _make_machine(resolved: ResolvedConfig, gpus: int, memory_gib: float) -> Machine:
-    """Return a machine with these GPUs, or nodes as large as the configuration has them."""
+    """Return a machine with these GPUs; more than a node has are nodes of eight, or as large as configured."""
     for key, value in (("--gpus", gpus), ("--gpu-memory", memory_gib)):
         if value <= 0:
             raise ConfigError("must be above 0", key=key, value=value)
     said = resolved.provenance["num_gpus_per_node"]
-    size = _USUAL_NODE if said.startswith("derived: ") else resolved.derived.num_gpus_per_node
+    size = _USUAL_NODE if said.startswith("derived: ") else max(resolved.derived.num_gpus_per_node, _USUAL_NODE)
     nodes = -(-gpus // size)
     if gpus % nodes:
         raise ConfigError(f"is no whole number of nodes of {size}", key="--gpus", value=gpus)
@@ -100,9 +101,7 @@ def _print_summary(resolved: ResolvedConfig) -> None:
     print(
         f"ok: {derived.pipeline}, α = {derived.async_generation_ratio:g} (bound {derived.bound}), "
         f"{derived.slots} slots, {derived.groups_per_step} groups × {derived.group_size} = "
-        f"{derived.samples_per_step} samples per step, "
-        f"train on {len(derived.devices['actor_train'])} devices, "
-        f"generate on {len(derived.devices['actor_infer'])} ({derived.replicas} replicas)"
+        f"{derived.samples_per_step} samples per step"
     )
     for note in resolved.notes:
         print(f"note: {note}")

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from headway.cli.cluster_command import print_layout
+from headway.cli.cluster_command import print_layout, print_memory_fit
 from headway.cli.command_line import ProgressLines, add_run_arguments, load_run_config, make_console
 from headway.errors import ConfigError, HeadwayError
 from headway.extras import suggest_install
@@ -83,9 +83,7 @@ def _train(args: argparse.Namespace, received: list[str]) -> int:
         raise ConfigError("there is no run to go on with", key="output_dir", value=str(prepared.directory))
     if args.dry_run:
         print_introduction(prepared, 0, console)
-        plan = describe_plan(prepared.resolved, replace(prepared.placement, notes=()))  # its notes are printed above
-        console.print("\n".join(plan), markup=False, soft_wrap=True)
-        print_layout(estimate_component_needs(resolved, prepared.placement, prepared.policy), console)
+        _print_plan(prepared, console)
         return 0
     with open_run_directory(prepared) as directory:
         done, wanted = directory.count_trained_steps(), resolved.config.max_steps
@@ -112,6 +110,17 @@ def _train(args: argparse.Namespace, received: list[str]) -> int:
             )
             return 1
     return print_conclusion(prepared, summary, console)
+
+
+def _print_plan(prepared: PreparedRun, console: Console) -> None:
+    """Print where the components would go, and whether the memory that they need is free."""
+    needs = estimate_component_needs(prepared.resolved, prepared.placement, prepared.policy)
+    if prepared.placement.budget is None:
+        print_layout(needs, console)
+        return
+    plan = describe_plan(prepared.resolved, replace(prepared.placement, notes=()))  # notes are in the introduction
+    console.print("\n".join(plan), markup=False, soft_wrap=True)
+    print_memory_fit(needs, console)
 
 
 def print_introduction(

@@ -58,11 +58,9 @@ def _note_idle_options(draft: ConfigDraft, derived: DerivedConfig) -> None:
         draft.notes.append(f"critic_warmup: changes nothing with adv_estimator: {config.adv_estimator}; {reason}")
     if draft.given(key) and not derived.needs_critic:
         draft.notes.append(f"{key}: changes nothing with adv_estimator: {config.adv_estimator}, which has no critic")
-    elif draft.given(key) and set(derived.devices["critic"]) & set(derived.devices["actor_train"]):
-        if config.critic.device_mapping != derived.devices["actor_train"]:
-            draft.notes.append(f"{key}: changes nothing here; it shares devices with actor_train, and stays with it")
-    elif draft.given(key) and len(derived.devices["critic"]) > 1:
-        draft.notes.append(f"{key}: the critic has one process, on device {derived.devices['critic'][0]}")
+    critic, train = derived.devices["critic"], derived.devices["actor_train"]
+    if draft.given(key) and derived.needs_critic and critic != train and set(critic) & set(train):
+        draft.notes.append(f"{key}: changes nothing here; it shares devices with actor_train, and stays with it")
 
 
 def _check_lending(draft: ConfigDraft, derived: DerivedConfig) -> None:

@@ -81,6 +81,8 @@ class ComponentArgs:
     """Copies of an engine's weights; with one, a version replaces what is served."""
     adapters: bool = False
     """Whether a version is adapters alone."""
+    micro_batch: int = 0
+    """Samples of a forward and backward pass of the trainer; 0: as configured."""
 
     def load_config(self) -> ResolvedConfig:
         """Resolve the configuration again."""
@@ -120,6 +122,7 @@ class LaunchContext:
             kv_cache_bytes=None if place is None else place.kv_cache_bytes,
             weight_sets=choose_weight_sets(self.resolved, place),
             adapters=self.placement.transport.adapters,
+            micro_batch=self.placement.micro_batch,
         )
 
     def make_child_spec(self, name: str, target: Callable[..., Any], threads: int) -> ChildSpec:

@@ -352,6 +352,8 @@ def _make_local_settings(args: ComponentArgs) -> LocalSettings:
     resolved = args.load_config()
     precision = args.select_precision(resolved)
     made = make_local_settings(resolved, precision=precision, device=args.device, threads=args.threads)
+    if args.micro_batch:
+        made = replace(made, micro_batch_tokens=args.micro_batch * resolved.derived.sequence_length)
     return replace(made, lora=replace(made.lora, separate=True)) if made.lora and args.adapters else made
 
 

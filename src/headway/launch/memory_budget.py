@@ -165,8 +165,8 @@ class _DevicePlan:
         training = self.needs.count_training(how)
         if self.kv_bytes is None and not how.engines_sleep:  # a server is here, or no engine
             return training + self.needs.libraries
-        asleep = 0 if self.kv_bytes is None else self.needs.libraries
-        return max(training + asleep, self.needs.count_without_cache(how) + kv_bytes)
+        asleep, cache = (0, 0) if self.kv_bytes is None else (self.needs.libraries, kv_bytes)
+        return max(training + asleep, self.needs.count_without_cache(how) + cache)
 
 
 def _join_sharing(plans: list[_DevicePlan]) -> _Sharing:

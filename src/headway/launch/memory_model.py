@@ -61,6 +61,8 @@ class MemoryModel:
     """Memory of one card; 0: not known."""
     holds_reference: bool = False
     """Whether the trainer holds the reference."""
+    micro_batch: int = 0
+    """Samples of a forward and backward pass; 0: `per_device_train_batch_size`."""
 
     @property
     def train_bytes(self) -> int:
@@ -126,7 +128,7 @@ class MemoryModel:
         if self.shape is None or self.device == "cpu":
             return {}
         shape, train = self.shape, self.resolved.config.actor_train
-        micro = train.training_args.per_device_train_batch_size
+        micro = self.micro_batch or train.training_args.per_device_train_batch_size
         tokens = -(-micro * self.resolved.derived.sequence_length // self.context)
         layer = tokens * shape.widest * self.train_bytes
         keeps_all, heads = train.model_args.disable_gradient_checkpointing, shape.heads + shape.kv_heads

@@ -80,6 +80,8 @@ class Placement:
     """Devices of every component, by its name."""
     budget: MemoryBudget | None = None
     """Memory of the cards; `None`: on a CPU, or where cards or model are not known."""
+    micro_batch: int = 0
+    """Samples of a forward and backward pass, where memory asks for fewer than configured; 0: as configured."""
     notes: tuple[str, ...] = ()
     """Sentences that a user should read before the run starts."""
 
@@ -250,9 +252,8 @@ def _note_sharing(resolved: ResolvedConfig, machine: Machine, pools: RoleDevices
             "but generation stops during a step; hybrid_engine: false gives each role devices of its own"
         )
     if has_own_critic(resolved) and len(unused := pools.devices["critic"][1:]):
-        notes.append(
-            f"critic: one process on device {pools.devices['critic'][0]}; {format_numbers(unused)} are not used by it"
-        )
+        what = f"device {unused[0]} is" if len(unused) == 1 else f"devices {format_numbers(unused)} are"
+        notes.append(f"critic: one process, on device {pools.devices['critic'][0]}; {what} not used by it")
     return notes
 
 
@@ -309,12 +310,27 @@ def plan_memory(
 
     Nothing is budgeted on a CPU, or where the cards or the model are not known. Versions stay on the cards of ranks and
     engines that share them if there is room: one where engines wait for it, else three. Of several ways to get by, one
-    in which moments and versions stay on the cards is chosen, then one in which engines need not sleep. `merges` says
-    that adapters of this model cannot be served by themselves.
+    in which moments and versions stay on the cards is chosen, then one in which engines need not sleep. If nothing
+    fits, micro-batches are made smaller. `merges` says that adapters of this model cannot be served by themselves.
     """
     options = _list_transports(resolved, placement, 0 if merges else placement.ranks)
     if shape is None or placement.device == "cpu" or not placement.machine.gpu_memory_gib:
         return replace(placement, transport=options[0])
+    given = micro = resolved.config.actor_train.training_args.per_device_train_batch_size
+    while True:
+        try:
+            fewer = 0 if micro == given else micro
+            return _choose_transport(resolved, replace(placement, micro_batch=fewer), shape, options)
+        except ConfigError:
+            if micro == 1:
+                raise
+            micro //= 2
+
+
+def _choose_transport(
+    resolved: ResolvedConfig, placement: Placement, shape: ModelShape, options: Sequence[TransportPlan]
+) -> Placement:
+    """Return the placement with the best of these transports. Raises `ConfigError` where none fits."""
     plans, refusal = [], ConfigError("")
     for number, transport in enumerate(options):
         placed = replace(placement, transport=transport)
@@ -329,6 +345,10 @@ def plan_memory(
         if through_host:
             size = model.estimate_rank(0).get(f"{HOST}:versions", 0) / GIB
             notes.append(f"versions of the weights, {size:.1f} GiB, go through the host: the GPUs have no room")
+        if placed.micro_batch:
+            given = resolved.config.actor_train.training_args.per_device_train_batch_size
+            what = f"{placed.micro_batch} instead of {given} samples are computed at once, for want of memory"
+            notes.append(f"per_device_train_batch_size: {what}; what a step learns stays the same")
         planned = replace(placed, places=budget.places, budget=budget, notes=(*placed.notes, *notes))
         plans.append(((budget.offloads, through_host, budget.engines_sleep, number), planned))
     if not plans:
@@ -374,4 +394,5 @@ def make_memory_model(resolved: ResolvedConfig, placement: Placement, shape: Mod
         context=placement.layout.context,
         card_bytes=int(placement.machine.gpu_memory_gib * GIB),
         holds_reference=derived.needs_reference and not placement.list_components("reference"),
+        micro_batch=placement.micro_batch,
     )

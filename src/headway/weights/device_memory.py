@@ -80,7 +80,7 @@ def compute_tensor_checksum(data: Tensor) -> str:
     for part in (data[: 4 * count], rest):
         if part.numel():
             words = part.clone().view(torch.int32) if part.storage_offset() % 4 else part.view(torch.int32)
-            pieces = words.view(-1, _COLUMNS).split(_ROWS)
+            pieces = torch.split(words.view(-1, _COLUMNS), _ROWS)
             rows = rows * 31 + _weigh(torch.cat([piece.sum(1, dtype=torch.int64) for piece in pieces]))
             columns = columns * 31 + _weigh(torch.stack([piece.sum(0, dtype=torch.int64) for piece in pieces]).sum(0))
     found = [number % (1 << 64) for number in torch.stack((rows, columns)).tolist()]

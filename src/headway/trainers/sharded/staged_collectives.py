@@ -1,9 +1,10 @@
-"""Collective calls of ranks that share a GPU: tensors go through the memory of the host, where gloo exchanges them.
+"""Collective calls of ranks that share a GPU: tensors go through memory of the card, or of the host.
 
 NCCL refuses two ranks on one GPU, and gloo crashes on tensors of a GPU. So the calls that ranks make for split weights
-are staged here: gathers and reductions of `fully_shard`, whole tensors, and sums. Everything else that ranks would
-exchange on the device (parts of layers, parts of sequences) is refused before the start. On CPUs, and between GPUs with
-NCCL, nothing is staged.
+are staged here: gathers and reductions of `fully_shard`, whole tensors, and sums. If all ranks are on one card, they
+read each other's memory (`card_exchange`). Otherwise, and for sums, gloo exchanges what was copied to the host.
+Everything else that ranks would exchange on the device (parts of layers, parts of sequences) is refused before the
+start. On CPUs, and between GPUs with NCCL, nothing is staged.
 """
 
 from functools import cache
@@ -14,8 +15,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+
+from headway.trainers.sharded.card_exchange import CardExchange
+from headway.weights.device_memory import CudaMemory
 
 
 def is_staged(device: torch.device | str) -> bool:
@@ -39,10 +43,22 @@ def gather_whole(tensor: Any) -> Tensor:
         whole: Tensor = tensor.full_tensor()
         return whole
     mesh = tensor.device_mesh
+    if tuple(tensor.placements) == (Shard(0),) and (exchange := _open_exchange(mesh.get_group())) is not None:
+        return gather_rows(exchange, tensor.to_local(), tensor.shape, mesh.size())
     host_mesh = _make_host_mesh(tuple(mesh.shape), tuple(mesh.mesh_dim_names or ()))
     found: Any = shard_like(tensor, _copy_to_host(tensor.to_local()), host_mesh).full_tensor()
     gathered: Tensor = found.to(tensor.device)
     return gathered
+
+
+def gather_rows(exchange: CardExchange, local: Tensor, shape: torch.Size, ranks: int) -> Tensor:
+    """Return a tensor of which each rank holds as many rows; the last ones may hold fewer, or none."""
+    rows = -(-shape[0] // ranks)
+    padded = local.new_zeros(rows, *shape[1:])
+    padded[: len(local)] = local
+    whole = local.new_empty(ranks * rows, *shape[1:])
+    exchange.all_gather(whole, padded)
+    return whole[: shape[0]]
 
 
 def shard_like(like: Any, local: Tensor, mesh: DeviceMesh | None = None) -> DTensor:
@@ -69,6 +85,13 @@ def _make_host_buffer(shape: Any, like: Tensor) -> Tensor:
 
 
 @cache
+def _open_exchange(group: Any) -> CardExchange | None:
+    """Return the exchange of ranks that are all on one card; `None`: they are not."""
+    exchange = CardExchange(CudaMemory(), group)
+    return exchange if exchange.is_open else None
+
+
+@cache
 def _make_host_mesh(shape: tuple[int, ...], names: tuple[str, ...]) -> DeviceMesh:
     return init_device_mesh("cpu", shape, mesh_dim_names=names)
 
@@ -81,9 +104,12 @@ class _DeviceBuffers:
 
 
 class _StagedAllGather(_DeviceBuffers):
-    """Gathers shards on the host. It is done when it returns, also where `fully_shard` would let it run on."""
+    """Gathers shards. It is done when it returns, also where `fully_shard` would let it run on."""
 
     def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, async_op: bool = False) -> None:
+        if (exchange := _open_exchange(group)) is not None:
+            exchange.all_gather(output_tensor, input_tensor)
+            return
         everything = _make_host_buffer(output_tensor.shape, output_tensor)
         as_bytes = everything.view(-1).view(torch.uint8), _copy_to_host(input_tensor).view(-1).view(torch.uint8)
         dist.all_gather_into_tensor(*as_bytes, group=group)  # bytes, because gloo does not know every type
@@ -96,6 +122,9 @@ class _StagedReduceScatter(_DeviceBuffers):
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False
     ) -> None:
+        if (exchange := _open_exchange(group)) is not None:
+            exchange.reduce_scatter(output_tensor, input_tensor)
+            return
         sent = _copy_to_host(input_tensor)
         received = _make_host_buffer(input_tensor.shape, input_tensor)
         dist.all_to_all_single(received, sent, group=group)

@@ -7,7 +7,7 @@ import { Health } from "./health";
 import { Learning } from "./learning";
 import { Overview } from "./overview";
 import { Samples } from "./samples";
-import { store } from "./store";
+import { MOST_CHOSEN, store } from "./store";
 import { Timeline } from "./timeline";
 import { STATE_WORDS, type View } from "./views";
 
@@ -63,13 +63,13 @@ function drawPicker(): void {
   const open = picker.open;
   const heads = [...store.heads.values()];
   const chips = store.chosen.slice(0, 3).map((run) => h("span", { class: "chip" }, h("i", { class: "dot", style: { background: store.color(run) } }), store.heads.get(run)?.name ?? run));
-  const more = store.chosen.length > 3 ? h("span", { class: "chip" }, `+${store.chosen.length - 3}`) : null;
+  const more = store.chosen.length > 3 ? h("span", { class: "chip more" }, `+${store.chosen.length - 3}`) : null;
   const rows = heads.map((head) => {
     const chosen = store.chosen.includes(head.id);
     const box = h("input", { type: "checkbox", checked: chosen, onchange: () => store.choose(chosen ? store.chosen.filter((run) => run !== head.id) : [...store.chosen, head.id]) });
     return h("label", {}, box, h("i", { class: "dot", style: { background: chosen ? store.color(head.id) : "transparent" } }), h("span", { class: "runname" }, head.id), h("small", {}, STATE_WORDS[head.state] ?? head.state));
   });
-  replace(picker, h("summary", { "aria-label": "choose runs" }, ...(chips.length ? chips : ["choose runs"]), more), h("div", { class: "menu card" }, ...rows));
+  replace(picker, h("summary", { "aria-label": "choose runs" }, ...(chips.length ? chips : ["choose runs"]), more), h("div", { class: "menu card" }, ...rows, heads.length ? null : h("p", { class: "note" }, "There is no run yet."), store.chosen.length >= MOST_CHOSEN ? h("p", { class: "note" }, `At most ${MOST_CHOSEN} runs are drawn at once.`) : null));
   picker.open = open;
 }
 
@@ -95,7 +95,7 @@ function onKey(event: KeyboardEvent): void {
 }
 
 function makeHelp(): void {
-  const rows: [string, string][] = [["1 – 7", "views"], ["r", "choose runs"], ["/", "search"], ["t", "light or dark"], ["← → + − 0", "timeline: move, zoom, everything"], ["Esc", "close"]];
+  const rows: [string, string][] = [["1 – 7", "views"], ["r", "choose runs"], ["/", "search"], ["t", "light or dark"], ["← → + − 0", "timeline: move, zoom, everything"], ["drag, double click", "charts: zoom in, zoom out"], ["Esc", "close"]];
   replace(help, h("h3", {}, "Keys"), h("dl", { class: "keys" }, ...rows.flatMap(([key, text]) => [h("dt", {}, key), h("dd", {}, text)])), h("button", { class: "plain", onclick: () => help.close() }, "close"));
 }
 

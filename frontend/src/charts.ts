@@ -2,7 +2,11 @@
 
 import uPlot from "uplot";
 import { formatClock, formatDuration, formatNumber, formatTicks, h, TIME_STEPS } from "./dom";
+import { saveCsv, savePng } from "./download";
 import { store } from "./store";
+
+export type Axis = "step" | "time" | "samples" | "tokens";
+const AXIS_LABELS: Record<Axis, string> = { step: "step", time: "time since the start", samples: "samples trained", tokens: "tokens trained" };
 
 export interface Line {
   label: string;
@@ -22,14 +26,12 @@ export interface Plot {
   title: string;
   note?: string;
   lines: Line[];
-  axis: "step" | "time";
+  axis: Axis;
   stacked?: boolean;
   fromZero?: boolean;
   tall?: boolean;
   marks?: number[];
 }
-
-const sync = uPlot.sync("headway");
 
 export class ChartCard {
   readonly element: HTMLElement;
@@ -37,13 +39,19 @@ export class ChartCard {
   private legend = h("div", { class: "legend" });
   private title = h("h3");
   private note = h("span", { class: "note" });
+  private log = makeTool("log", "logarithmic scale", () => this.change(() => (this.isLog = !this.isLog)));
+  private enlarge = makeTool("⤢", "larger or smaller", () => this.change(() => (this.isLarge = this.element.classList.toggle("large"))));
+  private unzoom = makeTool("all", "show everything again (or double click)", () => this.resetZoom());
+  private isLog = false;
+  private isLarge = false;
+  private hidden = new Set<string>();
   private chart: uPlot | null = null;
   private shape = "";
   private plot: Plot | null = null;
   private observer: ResizeObserver;
 
   constructor() {
-    this.element = h("figure", { class: "card chart" }, h("figcaption", {}, this.title, this.note), this.legend, this.body);
+    this.element = h("figure", { class: "card chart" }, h("figcaption", {}, this.title, this.note, this.makeTools()), this.legend, this.body);
     this.observer = new ResizeObserver(() => this.resize());
     this.observer.observe(this.body);
   }
@@ -54,8 +62,26 @@ export class ChartCard {
     this.chart = null;
   }
 
+  private makeTools(): HTMLElement {
+    const csv = makeTool("CSV", "download the numbers", () => this.plot && saveCsv(this.plot));
+    const png = makeTool("PNG", "download the picture", () => this.plot && this.chart && savePng(this.plot, this.chart.ctx.canvas));
+    this.unzoom.hidden = true;
+    return h("span", { class: "tools" }, this.unzoom, this.log, csv, png, this.enlarge);
+  }
+
+  // Changes how the chart is drawn, and draws it.
+  private change(act: () => void): void {
+    act();
+    this.shape = "";
+    if (this.plot) this.show(this.plot);
+  }
+
+  private resetZoom(): void {
+    this.chart?.setData(this.chart.data, true);
+  }
+
   private size(): { width: number; height: number } {
-    return { width: Math.max(120, this.body.clientWidth), height: this.plot?.tall ? 296 : 190 };
+    return { width: Math.max(120, this.body.clientWidth), height: this.isLarge ? 420 : this.plot?.tall ? 296 : 190 };
   }
 
   private resize(): void {
@@ -65,10 +91,13 @@ export class ChartCard {
   show(plot: Plot): void {
     this.plot = plot;
     this.title.textContent = plot.title;
-    this.note.textContent = plot.note ?? "";
+    this.note.textContent = this.note.title = plot.note ?? "";
+    const canLog = !plot.stacked && plot.lines.some((line) => line.y.some((value) => value !== null && value > 0));
+    this.log.hidden = !canLog;
+    this.log.setAttribute("aria-pressed", String(this.isLog));
     const data = makeData(plot);
     const shape = JSON.stringify([
-      plot.axis, plot.stacked, plot.fromZero, store.dark, plot.marks,
+      plot.axis, plot.stacked, plot.fromZero, store.dark, plot.marks, this.isLog,
       plot.lines.map((line) => [line.label, line.color, Boolean(line.low)]),
     ]);
     if (this.chart && shape === this.shape) {
@@ -79,7 +108,10 @@ export class ChartCard {
     }
     this.shape = shape;
     this.chart?.destroy();
-    this.chart = new uPlot(makeOptions(plot, this.size(), (place) => this.showLegend(place)), data, this.body);
+    const options = makeOptions(plot, this.size(), this.isLog && canLog, (place) => this.showLegend(place));
+    options.hooks!.setScale = [(chart, scale) => { if (scale === "x") this.unzoom.hidden = !isZoomed(chart); }];
+    this.chart = new uPlot(options, data, this.body);
+    this.hideLines();
     this.body.setAttribute("role", "img");
     this.body.setAttribute("aria-label", `${plot.title}: ${plot.lines.map((line) => line.label).join(", ")}`);
     this.showLegend(null);
@@ -92,9 +124,11 @@ export class ChartCard {
     const items = plot.lines.map((line) => {
       const x = place === null ? null : this.chart!.data[0][place];
       const value = x === null ? lastOf(line.y) : nearest(line, x);
+      const isHidden = this.hidden.has(line.label);
+      const toggle = () => { if (!this.hidden.delete(line.label)) this.hidden.add(line.label); this.hideLines(); this.showLegend(null); };
       return h(
-        "span",
-        { class: "key" },
+        plot.lines.length > 1 && !plot.stacked ? "button" : "span",
+        { class: isHidden ? "key off" : "key", "aria-pressed": plot.lines.length > 1 && !plot.stacked ? String(!isHidden) : undefined, title: plot.lines.length > 1 && !plot.stacked ? "show or hide" : undefined, onclick: toggle },
         h("i", { style: { background: line.color, opacity: line.faint ? "0.5" : "1" }, class: line.dash ? "dashed" : "" }),
         line.label,
         h("b", {}, formatNumber(value)),
@@ -104,10 +138,25 @@ export class ChartCard {
     if (at !== null) items.unshift(h("span", { class: "key at" }, formatX(plot.axis, at)));
     this.legend.replaceChildren(...items);
   }
+
+  // Hides the lines that somebody has switched off in the legend, with their bands.
+  private hideLines(): void {
+    if (!this.chart || !this.plot || this.plot.stacked) return;
+    let place = 1;
+    for (const line of this.plot.lines) {
+      const wanted = !this.hidden.has(line.label);
+      for (let count = line.low && line.high ? 3 : 1; count > 0; count -= 1, place += 1)
+        if (this.chart.series[place] && this.chart.series[place].show !== wanted) this.chart.setSeries(place, { show: wanted });
+    }
+  }
 }
 
-function formatX(axis: "step" | "time", value: number): string {
-  return axis === "time" ? formatDuration(value) : `step ${value}`;
+function makeTool(text: string, label: string, act: () => void): HTMLButtonElement {
+  return h("button", { class: "tool", type: "button", title: label, "aria-label": label, onclick: act }, text);
+}
+
+function formatX(axis: Axis, value: number): string {
+  return axis === "time" ? formatDuration(value) : axis === "step" ? `step ${value}` : `${formatNumber(value)} ${axis}`;
 }
 
 function lastOf(values: (number | null)[]): number | null {
@@ -164,6 +213,7 @@ function style(name: string): string {
 function makeOptions(
   plot: Plot,
   size: { width: number; height: number },
+  isLog: boolean,
   onMove: (place: number | null) => void,
 ): uPlot.Options {
   const ink = style("--muted");
@@ -201,18 +251,18 @@ function makeOptions(
     bands,
     padding: [10, plot.axis === "time" ? 24 : 10, 0, 0],
     legend: { show: false },
-    cursor: { sync: plot.axis === "step" ? { key: sync.key, setSeries: false } : undefined, points: { size: 6 }, drag: { x: true, y: false } },
+    cursor: { sync: { key: `headway ${plot.axis}`, setSeries: false }, points: { size: 6 }, drag: { x: true, y: false } },
     scales: {
       x: plot.stacked ? { time: false, range: (_chart, low, high) => [low - 0.5, high + 0.5] } : { time: false },
-      y: { range: (_chart, low, high) => makeRange(low, high, plot.fromZero ?? false) },
+      y: isLog ? { distr: 3, range: (_chart, low, high) => makeLogRange(plot, low, high) } : { range: (_chart, low, high) => makeRange(low, high, plot.fromZero ?? false) },
     },
     axes: [
       {
-        ...axis, size: 22, label: plot.axis === "step" ? "step" : "time since the start", labelFont: font, labelSize: 15, labelGap: 0,
-        incrs: plot.axis === "step" ? undefined : [0.1, 0.2, 0.5, ...TIME_STEPS],
+        ...axis, size: 22, label: AXIS_LABELS[plot.axis], labelFont: font, labelSize: 15, labelGap: 0,
+        incrs: plot.axis !== "time" ? undefined : [0.1, 0.2, 0.5, ...TIME_STEPS],
         values: (_chart, splits, _place, _space, apart) => splits.map((value) => (plot.axis === "time" ? formatClock(value, apart) : Number.isInteger(value) ? formatNumber(value) : "")),
       },
-      { ...axis, size: (_chart, values) => 14 + 6.4 * Math.max(4, ...(values ?? []).map((text) => text.length)), values: (_chart, splits, _place, _space, apart) => formatTicks(splits, apart) },
+      { ...axis, size: (_chart, values) => 14 + 6.4 * Math.max(4, ...(values ?? []).map((text) => text.length)), values: (_chart, splits, _place, _space, apart) => (isLog ? splits.map((value) => (isPowerOfTen(value) ? formatNumber(value) : "")) : formatTicks(splits, apart)) },
     ],
     hooks: {
       setCursor: [(chart) => onMove(chart.cursor.idx ?? null)],
@@ -226,6 +276,18 @@ function makeRange(low: number | null, high: number | null, fromZero: boolean): 
   if (fromZero) low = Math.min(0, low);
   const room = (high - low || Math.abs(high) || 1) * 0.06;
   return [fromZero && low === 0 ? 0 : low - room, high + room];
+}
+
+// A logarithmic axis ends at powers of ten around the positive values; those below have no place on it.
+function makeLogRange(plot: Plot, low: number | null, high: number | null): [number, number] {
+  const least = Math.min(...plot.lines.flatMap((line) => line.y.filter((value): value is number => value !== null && value > 0)));
+  const from = low !== null && low > 0 ? low : least;
+  const first = 10 ** Math.floor(Math.log10(from));
+  return [first, Math.max(10 * first, 10 ** Math.ceil(Math.log10(Math.max(high ?? from, from))))];
+}
+
+function isPowerOfTen(value: number): boolean {
+  return Math.abs(Math.log10(value) - Math.round(Math.log10(value))) < 1e-6;
 }
 
 // Draws where the run was resumed.

@@ -7,6 +7,7 @@ import { ChartGrid, HEALTH_SIGNS, type View } from "./views";
 
 const CHARTS = /^(memory|gpu_|throughput|time)/;
 const MFU: Chart = { title: "Use of the arithmetic (MFU)", curves: [["throughput/mfu", "while it trains"]], note: "share of what the devices can compute", kind: "line", from_zero: true };
+const KINDS: Record<string, string> = { "validate.end": "validation", "run.begin": "start", "run.end": "end", checkpoint: "checkpoint" };
 const SIGNS: Record<string, string> = { running: "●", waiting: "○", emitting: "◆", idle: "·", stopped: "■" };
 
 interface Incidents {
@@ -16,7 +17,7 @@ interface Incidents {
 
 export class Health implements View {
   readonly element = h("div", { class: "view" });
-  private panels = h("div");
+  private panels = h("div", { class: "view" });
   private grid = new ChartGrid(() => [...store.charts.filter((chart) => chart.curves.some(([name]) => CHARTS.test(name))), MFU]);
   private incidents = new Map<string, Incidents["incidents"]>();
   private faults = "";
@@ -49,6 +50,7 @@ export class Health implements View {
   }
 
   private draw(): void {
+    if (!store.chosen.length) { replace(this.panels, h("p", { class: "empty" }, "No run is chosen. Choose one above, or press r.")); return; }
     replace(this.panels, ...store.chosen.slice(0, 4).map((run) => this.makePanel(run)));
   }
 
@@ -65,9 +67,9 @@ export class Health implements View {
         h("section", { class: "card" }, h("h3", {}, "Who waits for whom"), makeGraph(status), makeCulprits(status))));
     if (status) panel.append(h("section", { class: "card" }, h("h3", {}, "Workers"), this.makeWorkers(run, status)));
     const rows = this.incidents.get(run) ?? [];
-    panel.append(h("section", { class: "card" }, h("h3", {}, "Incidents"), rows.length
-      ? h("ol", { class: "incidents" }, ...rows.slice(0, 60).map(([time, kind, who, text]) => h("li", {}, h("time", {}, formatDuration(time)), h("b", { class: kind }, kind), h("span", {}, who), h("span", { class: "text" }, text.replace(/-?\d+\.\d{4,}(e-?\d+)?/g, (digits) => formatNumber(Number(digits)))))))
-      : h("p", { class: "note" }, "None.")));
+    panel.append(h("section", { class: "card" }, h("h3", {}, "Incidents", h("span", { class: "note" }, " newest first; validations and checkpoints among them")), rows.length
+      ? h("ol", { class: "incidents" }, ...rows.slice(0, 60).map(([time, kind, who, text]) => h("li", {}, h("time", {}, formatDuration(time)), h("b", { class: kind }, KINDS[kind] ?? kind), h("span", {}, kind in KINDS ? "" : who), h("span", { class: "text" }, text.replace(/-?\d+\.\d{4,}(e-?\d+)?/g, (digits) => formatNumber(Number(digits)))))))
+      : h("p", { class: "note" }, "No validation, checkpoint or fault so far.")));
     return panel;
   }
 
@@ -97,7 +99,7 @@ function makeStages(stages: Stage[]): HTMLElement {
 }
 
 function makeCulprits(status: Status): HTMLElement | null {
-  if (!status.culprits.length) return h("p", { class: "note" }, "Nobody is to blame.");
+  if (!status.culprits.length) return h("p", { class: "note" }, "Nobody holds the run up.");
   const old = status.quiet_s > 60;
   return h("ul", { class: old ? "culprits old" : "culprits" }, ...status.culprits.map((text) => h("li", {}, `culprit: ${text}`)));
 }

@@ -9,7 +9,8 @@ const ELSEWHERE = /^(lag|memory|gpu_|throughput|time|bias|drops|lag_samples|leng
 
 export class Learning implements View {
   readonly element = h("div", { class: "view" });
-  private controls = h("div");
+  private controls = h("div", { class: "controls" });
+  private search = h("input", { type: "search", id: "search", placeholder: "find a chart…", "aria-label": "find a chart", oninput: () => this.grid.draw() });
   private unchanged = h("section", { class: "card" });
   private grid = new ChartGrid(() => this.charts());
 
@@ -31,11 +32,12 @@ export class Learning implements View {
     this.unchanged.hidden = !flat.length;
     replace(this.unchanged, h("h3", {}, "The same in every step"), h("dl", { class: "facts wide" }, ...flat.map(([name, value]) => h("div", { title: name }, h("dt", {}, title(name)), h("dd", {}, formatNumber(value))))));
     const more = [...others].sort().map((name): Chart => ({ title: title(name), curves: [[name, "trainer"]], note: name, kind: "line", from_zero: false }));
-    return [...own, ...more];
+    const words = this.search.value.trim().toLowerCase();
+    return [...own, ...more].filter((chart) => !words || `${chart.title} ${chart.note} ${chart.curves.flat().join(" ")}`.toLowerCase().includes(words));
   }
 
   update(what: string): void {
-    if (what === "chosen" || what === "theme") replace(this.controls, makeCurveControls(() => this.grid.draw()));
+    if (what === "chosen" || what === "theme") replace(this.controls, makeCurveControls(() => this.grid.draw()), this.search);
     if (what !== "status") this.grid.update();
   }
 

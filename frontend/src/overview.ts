@@ -53,7 +53,7 @@ export class Overview implements View {
     if (head.state === "unread") return h("article", { class: "card run" }, h("header", {}, box, name, pill(head.state)));
     return h(
       "article", { class: `card run${chosen ? " chosen" : ""}`, style: { borderLeftColor: color } },
-      h("header", {}, box, name, pill(head.state)),
+      h("header", {}, box, name, pill(head.state, head.condition)),
       h("div", { class: "bar", role: "progressbar", "aria-valuenow": Math.round(done * 100), "aria-valuemin": 0, "aria-valuemax": 100, "aria-label": "steps" },
         h("i", { style: { width: `${done * 100}%`, background: color } })),
       h("p", { class: "progress" }, h("b", {}, `step ${head.step.toLocaleString("en-US")}`), head.steps ? ` of ${head.steps.toLocaleString("en-US")}` : "", ` · ${formatDuration(head.duration_s)}`,
@@ -70,8 +70,8 @@ function rank(head: Head): number {
   return ["going", "silent", "stopped", "done", "simulated"].indexOf(head.state);
 }
 
-function pill(state: string): HTMLElement {
-  return h("span", { class: `pill ${state}` }, STATE_WORDS[state] ?? state);
+function pill(state: string, condition = ""): HTMLElement {
+  return h("span", { class: `pill ${state}` }, condition.startsWith("was killed") ? "killed" : (STATE_WORDS[state] ?? state));
 }
 
 function fact(name: string, value: string, large = false): HTMLElement {

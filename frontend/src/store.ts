@@ -4,6 +4,7 @@ import { ask, type Chart, type Curves, type Head, type News, type Point, type St
 
 export type Listener = (what: "runs" | "chosen" | "curves" | "status" | "theme", run?: string) => void;
 
+export const MOST_CHOSEN = 12;
 const LIGHT = ["#0072b2", "#d55e00", "#009e73", "#aa4499", "#b58900", "#3a9bd9", "#6b6b6b", "#882255"];
 const DARK = ["#56b4e9", "#f5894e", "#2fc59a", "#e08bc0", "#f0c63c", "#9cc9ff", "#b0b7c3", "#ff9bb0"];
 
@@ -16,6 +17,7 @@ class Store {
   status = new Map<string, Status | null>();
   live = false;
   arrived = 0;
+  private colors = new Map<string, number>();
   private listeners = new Set<Listener>();
   private stream: EventSource | null = null;
 
@@ -48,9 +50,16 @@ class Store {
     return this.dark ? DARK : LIGHT;
   }
 
+  // A run keeps its colour for as long as the page is open, whichever others are chosen.
   color(run: string): string {
     const palette = this.palette();
-    return palette[Math.max(0, this.chosen.indexOf(run)) % palette.length];
+    if (!this.colors.has(run)) {
+      const beside = new Set(this.chosen.map((one) => this.colors.get(one)));
+      const used = new Set(this.colors.values());
+      const found = [palette.findIndex((_, place) => !used.has(place)), palette.findIndex((_, place) => !beside.has(place))].find((place) => place >= 0);
+      this.colors.set(run, found ?? this.colors.size % palette.length);
+    }
+    return palette[this.colors.get(run)!];
   }
 
   async start(chosen: string[]): Promise<void> {
@@ -64,7 +73,11 @@ class Store {
   }
 
   choose(runs: string[]): void {
-    this.chosen = [...new Set(runs)].slice(0, 12);
+    const before = this.chosen.map((run) => this.colors.get(run));
+    const added = runs.filter((run) => !this.chosen.includes(run));
+    for (const run of added) if (before.includes(this.colors.get(run))) this.colors.delete(run);
+    this.chosen = [...new Set(runs)].slice(0, MOST_CHOSEN);
+    for (const run of this.chosen) this.color(run);
     this.follow();
     this.tell("chosen");
     for (const run of this.chosen) if (!this.curves.has(run)) void this.load(run);

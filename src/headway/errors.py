@@ -111,6 +111,10 @@ class EnvironmentFailed(BackendError):
     """An environment raised, hung or returned nonsense. The episode is lost, the run goes on."""
 
 
+class EpisodeTooLong(EnvironmentFailed):
+    """The first observation of an episode leaves no room for an answer."""
+
+
 class RewardError(BackendError):
     """A reward function failed, so the sample has no reward. That is not a reward of zero."""
 

@@ -165,6 +165,38 @@ def test_runs_are_compared_with_what_differs_and_as_a_band_over_seeds(steering: 
     steering.visit(walk, hash=f"#/config{both}")
 
 
+CHANGE = """(label, value) => { const input = document.querySelector(`[aria-label="${label}"]`); input.value = value;
+    input.dispatchEvent(new Event(input.tagName === 'SELECT' ? 'change' : 'input')); }"""
+
+
+def test_charts_change_their_axis_smooth_hide_lines_and_give_their_numbers_away(steering: Steering) -> None:
+    async def read_csv(page: Page) -> list[list[str]]:
+        keep = "(blob) => { blob.text().then((text) => { csv = text; }); return '#'; }"
+        await page.run(f"window.csv = ''; URL.createObjectURL = {keep}")
+        await page.run("document.querySelector('.chart [aria-label=\"download the numbers\"]').click()")
+        return [row.split(",") for row in (await page.wait("window.csv")).splitlines()]
+
+    async def walk(page: Page) -> None:
+        await page.wait("count('.chart canvas') >= 4")
+        steps = await read_csv(page)
+        assert steps[0] == ["step", "training"]
+        assert [row[0] for row in steps[1:]] == [str(number + 1) for number in range(len(steps) - 1)]
+        await page.run(f"({CHANGE})('over', 'samples')")
+        samples = [float(row[0]) for row in (await read_csv(page))[1:]]
+        assert samples == [samples[0] * (number + 1) for number in range(len(samples))]
+        await page.run(f"({CHANGE})('smooth', '3')")
+        assert (await read_csv(page))[0] == ["samples", "each step", "training"]
+        await page.run("all('.legend button')[0].click()")
+        await page.wait("count('.key.off') === 1")
+        await page.run("document.querySelector('.chart [aria-label=\"logarithmic scale\"]').click()")
+        await page.wait("count('.tool[aria-pressed=true]') === 1")
+        await page.run(f"({CHANGE})('find a chart', 'spread')")
+        await page.wait("count('.chart') === 1")
+        await page.run("localStorage.clear()")
+
+    steering.visit(walk, hash=FIRST.replace("overview", "learning"))
+
+
 def test_a_run_at_work_is_followed_through_its_link(steering: Steering, runs: Runs, tmp_path: Path) -> None:
     directory = tmp_path / "out"
     run = runs.train(directory, max_steps=4000, save_steps=1000)

@@ -87,7 +87,7 @@ def test_a_small_run_is_drawn_exactly() -> None:
     assert (engine["points"], engine["peak"]) == ([2, 1, 3, 0], 1)
     assert data["steps"] == [1, 3, 1]
     assert data["versions"] == [1, 0, 0, 3, 1, 0, 3.5, 1, 1]
-    assert data["markers"] == [[4, "checkpoint", "flow", "trained: 1"]]
+    assert data["markers"] == [[4, "checkpoint", "flow", "after step 1"]]
 
 
 def test_many_engines_share_heat_lanes() -> None:

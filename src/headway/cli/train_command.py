@@ -25,6 +25,7 @@ from headway.cli.command_line import ProgressLines, add_run_arguments, load_run_
 from headway.errors import ConfigError, HeadwayError
 from headway.extras import suggest_install
 from headway.flow.training_flow import RunSummary
+from headway.launch.code_trial import try_user_code
 from headway.launch.hub_upload import upload_checkpoint
 from headway.launch.memory_needs import estimate_component_needs
 from headway.launch.plan_table import describe_plan
@@ -50,7 +51,7 @@ _STOPPING = "the run stops after this step, with a checkpoint; once more, and it
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_arguments(parser)
     parser.add_argument("--resume", action="store_true", help="go on with the run that is there; an error if none is")
-    parser.add_argument("--dry-run", action="store_true", help="check it, say what would go where, and start nothing")
+    parser.add_argument("--dry-run", action="store_true", help="check it, try its code once, say what would go where")
     parser.add_argument("--no-dashboard", action="store_true", help="open no port for a live page")
 
 
@@ -84,6 +85,10 @@ def _train(args: argparse.Namespace, received: list[str]) -> int:
     if args.dry_run:
         print_introduction(prepared, 0, console)
         _print_plan(prepared, console)
+        with ProgressLines("trying rewards and environments once"):
+            lines = asyncio.run(try_user_code(prepared))
+        for line in lines:
+            console.print(line, markup=False, soft_wrap=True)
         return 0
     with open_run_directory(prepared) as directory:
         done, wanted = directory.count_trained_steps(), resolved.config.max_steps

@@ -158,6 +158,9 @@ def _derive_groups(draft: ConfigDraft) -> GroupSizes:
         size = draft.config.num_return_sequences_in_group + _count_greedy_members(draft)
         started = size + config.num_return_sequences_redundancy
         return GroupSizes(per_step=config.rollout_batch_size, size=size, members_started=started, additional=additional)
+    if draft.given(key) and not draft.given("train_env_manager.group_size"):
+        draft.derive("train_env_manager.group_size", config.num_return_sequences_in_group, key)
+        manager = dataclasses.replace(manager, group_size=config.num_return_sequences_in_group)
     size = manager.group_size + _count_greedy_members(draft)
     if not draft.given(key):
         draft.derive(key, manager.group_size, "train_env_manager.group_size")

@@ -28,6 +28,7 @@ from headway.monitor.log_follower import LogFollower
 from headway.monitor.report_page import IGNORED_DIFFERENCES, describe_segments, list_facts
 from headway.monitor.run_record import CONFIG_FILE, RunSegment, flatten_mapping
 from headway.monitor.run_status import RunStatus
+from headway.monitor.throughput import MISMATCH_LIMIT
 from headway.runs.run_condition import find_status
 from headway.runs.run_directory import ORIGINS_FILE
 
@@ -36,6 +37,8 @@ _SPARK_POINTS = 60
 _STATUS_EVERY_S = 0.9
 _ALIVE_S = 30.0
 _STATUS_TIMEOUT_S = 1.5
+_COMPARABLE = ("lag/mean", "train/optimizer_steps")
+"""Engine and trainer have the same weights if the first is 0 and the second is 1."""
 _SILENT_EVERY_S = 15.0
 """How often a run is asked that has not answered."""
 
@@ -131,10 +134,11 @@ class RunView:
         recent = curves.last("time/step_s", _RECENT_STEPS)
         parts = self._log.all_parts()
         held_out = curves.held_out_rewards()
-        drops = {name[6:]: int(curves.total(name)) for name in curves.names if name.startswith("drops/")}
+        drops: Counter[str] = Counter()
         faults: Counter[str] = Counter()
         for part in parts:
             faults.update(part.faults)
+            drops.update({key[5:]: round(sum(row)) for key, row in part.series.items() if key.startswith("drop/")})
         return {
             "id": self.run_id,
             "name": self.directory.resolve().name,
@@ -156,7 +160,7 @@ class RunView:
             "served": status.served
             if status
             else (parts[-1].versions[-1][2] if parts and parts[-1].versions else None),
-            "drops": drops,
+            "drops": dict(drops),
             "faults": dict(faults),
             "events": self._log.events,
             "known": round(self._log.progress, 3),
@@ -207,8 +211,9 @@ class RunView:
                 return "watch", f"{', '.join(down[:4])} not in service"
             if status.level != "normal":
                 return "watch", f"degraded: {status.level}"
-        if kl := [value for value in self.columns.last("train/behaviour_kl", 4) if value > 0.02]:
-            return "watch", f"policy and engine are {kl[-1]:.3g} nats apart"
+        kl, lag, updates = (self.columns.last(name) for name in ("train/behaviour_kl", *_COMPARABLE))
+        if kl and kl[0] > MISMATCH_LIMIT and lag == [0.0] and updates == [1.0]:
+            return "watch", f"engine and trainer are {kl[0]:.3g} nats apart on the same weights"
         if bias := [value for value in self.columns.last("bias/length") if abs(value) > 0.02]:
             return "watch", f"trained answers are {bias[-1]:+.1%} longer than those started"
         return "good", {"going": "everything moves", "done": "all steps are done"}.get(state, "nothing to report")

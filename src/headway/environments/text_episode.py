@@ -16,7 +16,7 @@ from headway.environments.base import Observation
 from headway.environments.chat_turns import ChatTurnEncoder
 from headway.environments.response_parsing import extract_answer
 from headway.environments.text_environment import EnvironmentTraits, Reply, truncate_at_stop
-from headway.errors import EnvironmentFailed
+from headway.errors import EnvironmentFailed, EpisodeTooLong
 from headway.types import Generation, Task
 
 SEED_KEY, HELD_OUT_KEY = "seed", "held_out"
@@ -111,7 +111,7 @@ class TextEpisode:
         tokens, most = self._encode_opening(reply.text), self._rules.max_episode_tokens
         if len(tokens) >= most:
             limit = f"an episode has at most {most} (sequence_length, or what the model can take)"
-            raise EnvironmentFailed(f"begins with {len(tokens)} tokens, and {limit}")
+            raise EpisodeTooLong(f"begins with {len(tokens)} tokens, and {limit}")
         return self._observe(tokens, reply.text)
 
     async def step(self, generation: Generation) -> Observation:

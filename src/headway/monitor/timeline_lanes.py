@@ -145,7 +145,28 @@ class LaneCollector:
 
 def describe_marker(event: Event) -> str:
     """Return what an event says, not too long to be shown beside it."""
-    return ", ".join(f"{key}: {value}" for key, value in event.to_data().items())[:_MOST_MARKER_CHARACTERS]
+    return _make_sentence(event)[:_MOST_MARKER_CHARACTERS]
+
+
+def _make_sentence(event: Event) -> str:
+    match event:
+        case events.CheckpointSave():
+            return f"after step {event.trained}"
+        case events.ValidateEnd():
+            reward = "no verdict" if event.reward is None else f"held-out reward {event.reward:.3g}"
+            failed = f", {event.failed} without a verdict: {event.fault}" if event.failed else ""
+            return f"{reward} after step {event.trained}, {event.samples} samples{failed}"
+        case events.RunBegin():
+            start = f"resumed from step {event.trained}" if event.resumed else "a new run"
+            return f"{start}; {event.machine or 'no machine'}; headway {event.headway or 'unknown'}"
+        case events.RunEnd():
+            reason = event.reason or ("all steps are done" if event.finished else "ended")
+            return f"after step {event.trained}: {reason}"
+        case events.ErrorReport():
+            return f"{event.error}: {event.message}"
+        case _:
+            said = ((key, value) for key, value in event.to_data().items() if value not in (None, ""))
+            return ", ".join(f"{key.removesuffix('_s')} {value}" for key, value in said)
 
 
 def _add_point(points: list[OccupancyPoint], time_s: float, count: int) -> None:

@@ -25,6 +25,8 @@ from headway.types import Episode, Score
 ScoringFunction = Callable[[Any, Mapping[str, Any]], Any]
 """A quick function, or a coroutine function, of what a reward looks at and the task's data."""
 UserFunction = Callable[..., Any]
+NOT_A_NUMBER = "not a number"
+"""End of the error for a function that returned something else."""
 
 
 class BuiltInReward:
@@ -56,7 +58,7 @@ def result_to_score(name: str, result: Any) -> Score:
 
 def _to_number(name: str, value: Any) -> float:
     if not isinstance(value, Real) and type(value).__module__ != "numpy":
-        raise RewardError(f"{name} returned {_shorten(value)} ({type(value).__name__}), not a number")
+        raise RewardError(f"{name} returned {_shorten(value)} ({type(value).__name__}), {NOT_A_NUMBER}")
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError) as error:

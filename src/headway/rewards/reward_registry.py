@@ -288,14 +288,14 @@ class RoutedReward:
     """Gives Σ weight · reward over the terms that claim the task; `Score.parts` has each summand under its name."""
 
     def __init__(self, terms: Iterable[RewardTerm]) -> None:
-        self._terms = tuple(terms)
-        self.workers = {term.name: term.reward for term in self._terms if isinstance(term.reward, WorkerReward)}
+        self.terms = tuple(terms)
+        self.workers = {term.name: term.reward for term in self.terms if isinstance(term.reward, WorkerReward)}
         """Rewards of users that have processes of their own."""
         self.models = {
-            term.name: term.reward for term in self._terms if isinstance(term.reward, ModelReward | ServedJudgeReward)
+            term.name: term.reward for term in self.terms if isinstance(term.reward, ModelReward | ServedJudgeReward)
         }
         """Rewards whose models this run serves; each needs a `client` before it can score."""
-        local = [term.name for term in self._terms if isinstance(term.reward, FunctionReward)]
+        local = [term.name for term in self.terms if isinstance(term.reward, FunctionReward)]
         self.notes = tuple(f"rewards.{name}: {_RUNS_HERE}" for name in local)
         """Sentences that a user should read before the run starts."""
         self._unfinished: dict[str, list[str]] = {}
@@ -304,12 +304,12 @@ class RoutedReward:
         return self._unfinished.get(sample_id, [])
 
     async def score(self, episode: Episode) -> Score:
-        terms = [term for term in self._terms if term.claims(episode.task)]
-        terms = terms or [term for term in self._terms if term.name == FALLBACK_REWARD]
+        terms = [term for term in self.terms if term.claims(episode.task)]
+        terms = terms or [term for term in self.terms if term.name == FALLBACK_REWARD]
         if not terms:
-            known = ", ".join(sorted(term.name for term in self._terms))
+            known = ", ".join(sorted(term.name for term in self.terms))
             raise RewardError(f"no reward for the domain {episode.task.domain!r}, only for: {known}")
-        terms += [term for term in self._terms if EVERY_TASK in term.domains]
+        terms += [term for term in self.terms if EVERY_TASK in term.domains]
         unfinished = self._unfinished[episode.sample_id] = [term.label for term in terms]
         try:
             scores = await _score_together(terms, episode, unfinished)

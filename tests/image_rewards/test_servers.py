@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from headway.errors import ConfigError, RewardError
-from headway.rewards import reward_client
+from headway.rewards import server_requests
 from headway.rewards.images.image_reward import png_base64_to_image
 from headway.rewards.images.image_server_reward import make_image_server_reward
 from headway.rewards.judge_rewards import VisionJudgeReward
@@ -147,11 +147,11 @@ def test_the_scorer_of_the_examples_speaks_the_protocol() -> None:
 
 def test_what_a_connection_needs_is_made_once_not_for_every_question(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[object] = []
-    make = reward_client.urllib.request.build_opener
+    make = server_requests.urllib.request.build_opener
     monkeypatch.setattr(
-        reward_client.urllib.request, "build_opener", lambda *handlers: made.append(1) or make(*handlers)
+        server_requests.urllib.request, "build_opener", lambda *handlers: made.append(1) or make(*handlers)
     )
-    reward_client._make_opener.cache_clear()
+    server_requests._make_opener.cache_clear()
     with server(lambda body: {"scores": [0.5] * len(body["samples"])}) as url:
         for _ in range(3):
             assert scored(make_image_server_reward(url=url), PICTURE).value == 0.5

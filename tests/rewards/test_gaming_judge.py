@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from headway.errors import RewardError
-from headway.rewards.function_reward import result_to_score
 from headway.rewards.images.image_server_reward import _parse_scores
 from headway.rewards.judge_rewards import JudgeReward, ScoreParser
+from headway.rewards.scoring_functions import result_to_score
 from tests.rewards.factory import judged
 from tests.rewards.test_judge import server
 

@@ -7,8 +7,8 @@ import pytest
 
 from headway.config import RewardConfig
 from headway.errors import ConfigError, RewardError
-from headway.rewards.overlong_penalty import OverlongPenalty
 from headway.rewards.reward_registry import make_rewards
+from headway.rewards.text_rewards import OverlongPenalty
 from headway.types import Episode
 from tests.rewards.factory import episode
 

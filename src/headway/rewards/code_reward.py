@@ -24,9 +24,9 @@ from headway.errors import ConfigError, RewardError
 from headway.rewards.assert_checks import count_held, is_plain_check
 from headway.rewards.assert_splitter import AssertTest, CallTest, split_assert, split_call
 from headway.rewards.base import get_expected_answer
-from headway.rewards.function_reward import BuiltInReward
 from headway.rewards.reward_worker_pool import RewardLimitReached, RewardWorkerPool
 from headway.rewards.sandbox_fusion_client import SandboxFusionClient
+from headway.rewards.scoring_functions import BuiltInReward
 from headway.sandbox import ProgramEnding, Sandbox, SandboxBroken, SandboxLimits, SandboxRefused
 from headway.sandbox.probe import find_quick_problem
 

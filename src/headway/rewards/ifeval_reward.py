@@ -13,10 +13,13 @@ import operator
 import re
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
+from importlib.resources import files
 from typing import Any
 
+import yaml
+
 from headway.errors import ConfigError, RewardError, suggest_close_match
-from headway.rewards.function_reward import BuiltInReward
+from headway.rewards.scoring_functions import BuiltInReward
 from headway.rewards.text_rewards import has_content, penalise_repetition
 
 Instruction = tuple[str, Mapping[str, Any]]
@@ -277,51 +280,7 @@ IFEVAL_CHECKS: dict[str, CheckFunction] = {
     "combination:repeat_prompt": repeats_prompt,
 }
 """Checks by IFEval's names."""
-_N = "N"
-OPEN_INSTRUCT_CHECKS: dict[str, tuple[str, Mapping[str, str], Mapping[str, Any]]] = {
-    "verify_keywords": ("keywords:existence", {"keyword_list": "keywords"}, {}),
-    "verify_keyword_frequency": ("keywords:frequency", {"word": "keyword", _N: "frequency"}, {"relation": "exactly"}),
-    "validate_forbidden_words": ("keywords:forbidden_words", {"forbidden_words": "forbidden_words"}, {}),
-    "verify_letter_frequency": (
-        "keywords:letter_frequency",
-        {"letter": "letter", _N: "let_frequency"},
-        {"let_relation": "exactly"},
-    ),
-    "verify_paragraph_count": ("length_constraints:number_paragraphs", {_N: "num_paragraphs"}, {}),
-    "validate_word_constraint": ("length_constraints:number_words", {_N: "num_words", "quantifier": "relation"}, {}),
-    "verify_sentence_constraint": (
-        "length_constraints:number_sentences",
-        {_N: "num_sentences", "quantifier": "relation"},
-        {},
-    ),
-    "validate_paragraphs": (
-        "length_constraints:nth_paragraph_first_word",
-        {_N: "num_paragraphs", "first_word": "first_word", "i": "nth_paragraph"},
-        {},
-    ),
-    "verify_postscript": ("detectable_content:postscript", {"postscript_marker": "postscript_marker"}, {}),
-    "validate_placeholders": ("detectable_content:number_placeholders", {_N: "num_placeholders"}, {}),
-    "verify_bullet_points": ("detectable_format:number_bullet_lists", {_N: "num_bullets"}, {}),
-    "validate_title": ("detectable_format:title", {}, {}),
-    "validate_choice": ("detectable_format:choice", {"options": "options"}, {}),
-    "validate_highlighted_sections": ("detectable_format:number_highlighted_sections", {_N: "num_highlights"}, {}),
-    "validate_sections": (
-        "detectable_format:multiple_sections",
-        {_N: "num_sections", "section_splitter": "section_spliter"},
-        {},
-    ),
-    "validate_json_format": ("detectable_format:json_format", {}, {}),
-    "validate_repeat_prompt": ("combination:repeat_prompt", {"original_prompt": "prompt_to_repeat"}, {}),
-    "validate_two_responses": ("combination:two_responses", {}, {}),
-    "validate_uppercase": ("change_case:english_capital", {}, {}),
-    "validate_lowercase": ("change_case:english_lowercase", {}, {}),
-    "validate_frequency_capital_words": (
-        "change_case:capital_word_frequency",
-        {_N: "capital_frequency", "quantifier": "capital_relation"},
-        {},
-    ),
-    "validate_end": ("startend:end_checker", {"end_phrase": "end_phrase"}, {}),
-    "validate_quotation": ("startend:quotation", {}, {}),
-    "validate_no_commas": ("punctuation:no_comma", {}, {}),
-}
+OPEN_INSTRUCT_CHECKS: dict[str, tuple[str, Mapping[str, str], Mapping[str, Any]]] = yaml.safe_load(
+    files("headway.rewards").joinpath("open_instruct_checks.yaml").read_text(encoding="utf-8")
+)
 """Functions of open-instruct: our check, its parameters by theirs, and parameters that are always the same."""

@@ -20,8 +20,8 @@ from headway.codec import JsonValue
 from headway.errors import ConfigError, RewardError
 from headway.rewards.base import final_text, read_question
 from headway.rewards.images.image_reward import get_episode_image, image_to_png_base64
-from headway.rewards.reward_client import normalise_url, read_api_key, request_completion, retry_with_backoff
 from headway.rewards.reward_model_client import RewardModelClient
+from headway.rewards.server_requests import normalise_url, read_api_key, request_completion, retry_with_backoff
 from headway.rewards.thread_limiter import ThreadLimiter
 from headway.types import Episode, Score
 

@@ -22,14 +22,12 @@ from headway.processes.child_process import choose_memory_limit_mb
 from headway.registry import REWARDS
 from headway.rewards.base import EpisodeReturn, Reward
 from headway.rewards.code_reward import make_code_reward
-from headway.rewards.function_reward import adapt_foreign_function
 from headway.rewards.ifeval_reward import make_ifeval_reward
 from headway.rewards.images.image_reward import make_compressibility_reward
 from headway.rewards.images.image_server_reward import make_image_server_reward
 from headway.rewards.images.ocr_reward import make_ocr_reward
 from headway.rewards.judge_rewards import JudgeReward, ServedJudgeReward, VisionJudgeReward, make_llm_judge
 from headway.rewards.model_reward import ModelReward
-from headway.rewards.overlong_penalty import OverlongPenalty
 from headway.rewards.reward_model_client import RewardModelClient
 from headway.rewards.roll_rewards import (
     make_code_sandbox_reward,
@@ -38,8 +36,15 @@ from headway.rewards.roll_rewards import (
     make_math_rule_reward,
     make_multiple_choice_reward,
 )
+from headway.rewards.scoring_functions import adapt_foreign_function
 from headway.rewards.solver_rewards import make_math_reward, make_reasoning_gym_reward
-from headway.rewards.text_rewards import make_exact_reward, make_format_reward, make_numeric_reward, make_regex_reward
+from headway.rewards.text_rewards import (
+    OverlongPenalty,
+    make_exact_reward,
+    make_format_reward,
+    make_numeric_reward,
+    make_regex_reward,
+)
 from headway.rewards.user_function import FunctionReward, load_function, read_function_traits
 from headway.rewards.user_reward_workers import UserRewardSpec, WorkerReward
 from headway.rewards.verl_rewards import make_data_source_reward

@@ -19,7 +19,7 @@ from typing import Any, Literal
 from headway.errors import ConfigError, RewardError
 from headway.rewards.base import final_text, get_expected_answer, make_extractor
 from headway.rewards.code_reward import make_call_test, make_code_reward, parse_test
-from headway.rewards.function_reward import BuiltInReward
+from headway.rewards.scoring_functions import BuiltInReward
 from headway.rewards.solver_rewards import make_math_reward
 from headway.rewards.text_rewards import penalise_repetition
 from headway.types import Episode

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from headway.errors import RewardError
-from headway.rewards.reward_client import RewardServerError, normalise_url, post_json, retry_with_backoff
+from headway.rewards.server_requests import ServerRequestError, normalise_url, post_json, retry_with_backoff
 from headway.rewards.thread_limiter import ThreadLimiter
 from headway.sandbox import ProgramEnding, ProgramOutcome, SandboxBroken, SandboxLimits
 
@@ -65,7 +65,7 @@ def _to_bytes(text: str | bytes) -> bytes:
 
 
 def _read_outcome(url: str, payload: bytes) -> ProgramOutcome:
-    """Return what the server says about the program. Raises `RewardServerError` if it says nothing."""
+    """Return what the server says about the program. Raises `ServerRequestError` if it says nothing."""
     try:
         answer: dict[str, Any] = json.loads(payload)
         failed = answer["status"] == "SandboxError"
@@ -73,9 +73,9 @@ def _read_outcome(url: str, payload: bytes) -> ProgramOutcome:
         ending, code = run.get("status"), run.get("return_code")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         start = payload[:200].decode(errors="replace")
-        raise RewardServerError(f"{url} answered something else than a result: {start}", 0.0) from None
+        raise ServerRequestError(f"{url} answered something else than a result: {start}", 0.0) from None
     if failed or ending is None:
-        raise RewardServerError(f"{url} could not run the program: {str(answer.get('message'))[:200]}", 0.0)
+        raise ServerRequestError(f"{url} could not run the program: {str(answer.get('message'))[:200]}", 0.0)
     late = ending == "TimeLimitExceeded"
     ended = ProgramEnding.TIMEOUT if late else ProgramEnding.EXITED
     return ProgramOutcome(

@@ -17,9 +17,9 @@ from typing import Any
 from headway.errors import ConfigError
 from headway.extras import suggest_install
 from headway.rewards.base import extract_boxed, get_expected_answer, make_extractor, read_question
-from headway.rewards.function_reward import BuiltInReward
 from headway.rewards.math_answer_checks import find_evasion, list_readings
 from headway.rewards.reward_worker_pool import RewardLimitReached, RewardWorkerPool
+from headway.rewards.scoring_functions import BuiltInReward
 from headway.rewards.text_rewards import has_content
 from headway.sandbox.expression_guard import guard_evaluation, score_puzzle
 

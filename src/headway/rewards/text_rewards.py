@@ -1,4 +1,4 @@
-"""Rewards on the text of an answer: exact match, equal numbers, a regular expression, and tags.
+"""Rewards on the text of an answer: exact match, equal numbers, a regular expression, tags, and a limit of length.
 
 Numbers are compared as numbers: `1,234.50` is 1234.5, `3/4` and `\\frac{3}{4}` are 0.75, `#### 42` is 42. A power,
 digits of another script, or a list of candidates in a marked part of the text is no number.
@@ -18,8 +18,9 @@ from typing import Any, Literal
 
 from headway.errors import ConfigError, RewardError
 from headway.rewards.base import get_expected_answer, make_extractor
-from headway.rewards.function_reward import BuiltInReward
 from headway.rewards.reward_worker_pool import RewardWorkerPool
+from headway.rewards.scoring_functions import BuiltInReward
+from headway.types import Episode, Score
 
 _PUNCTUATION = re.compile(
     r"(?<=[0-9])[./:^-](?=[0-9])|(?<![0-9A-Za-z)])(?:-(?=\.?[0-9])|\.(?=[0-9]))|"
@@ -260,3 +261,19 @@ def make_format_reward(*, names: Sequence[str] = ("think", "answer"), only: bool
         return float(not (only and rest.strip()))
 
     return BuiltInReward("tags", score)
+
+
+class OverlongPenalty:
+    """The penalty of DAPO for long answers: 0 up to `longest − buffer` tokens, then it falls evenly to −`penalty`
+    at `longest`, and goes on below.
+    """
+
+    def __init__(self, *, longest: int, buffer: int, penalty: float = 1.0) -> None:
+        if buffer < 1 or longest < buffer:
+            raise ConfigError("must be at least 1 and at most `longest`", key="buffer", value=buffer)
+        self._longest, self._buffer, self._penalty = longest, buffer, penalty
+
+    async def score(self, episode: Episode) -> Score:
+        length = sum(len(turn.generation.actions) for turn in episode.turns)
+        beyond = max(0, length - (self._longest - self._buffer))
+        return Score(value=-beyond / self._buffer * self._penalty)

@@ -15,8 +15,8 @@ from headway.errors import RewardError
 from headway.processes.loop_thread import LoopThread, UnusualExit
 from headway.processes.stack_dumps import describe_thread
 from headway.rewards.base import final_text
-from headway.rewards.function_reward import adapt_foreign_function, result_to_score
 from headway.rewards.images.image_reward import get_episode_image, image_to_array
+from headway.rewards.scoring_functions import adapt_foreign_function, result_to_score
 from headway.rewards.thread_limiter import CallSlots, run_on_thread
 from headway.types import Episode, Score
 from headway.user_code import WorkingDirectory

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from headway.errors import ConfigError, RewardError
 from headway.rewards.base import extract_boxed, get_expected_answer
 from headway.rewards.code_reward import make_code_reward
-from headway.rewards.function_reward import BuiltInReward
+from headway.rewards.scoring_functions import BuiltInReward
 from headway.rewards.solver_rewards import make_math_reward
 from headway.rewards.text_rewards import make_exact_reward
 

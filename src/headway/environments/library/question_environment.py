@@ -25,7 +25,7 @@ from headway.environments.tools.retrieval_tool import make_retrieval_tool
 from headway.errors import ConfigError, EnvironmentFailed, RewardError
 from headway.rewards.base import make_extractor
 from headway.rewards.code_reward import make_code_reward
-from headway.rewards.function_reward import BuiltInReward
+from headway.rewards.scoring_functions import BuiltInReward
 from headway.rewards.solver_rewards import make_math_reward
 from headway.rewards.text_rewards import make_exact_reward
 from headway.seeding import make_rng

@@ -10,7 +10,7 @@ from typing import Any
 
 from headway.environments.tools.base import Tool, ToolArguments, ToolRefused
 from headway.errors import EnvironmentFailed, RewardError
-from headway.rewards.reward_client import RewardServerError, normalise_url, post_json, retry_with_backoff
+from headway.rewards.server_requests import ServerRequestError, normalise_url, post_json, retry_with_backoff
 from headway.rewards.thread_limiter import ThreadLimiter
 
 _PARAMETERS = {
@@ -47,13 +47,13 @@ def make_retrieval_tool(
 
 
 def format_documents(url: str, payload: bytes) -> str:
-    """Return the documents of a server's answer as one text. Raises `RewardServerError` if there are none to read."""
+    """Return the documents of a server's answer as one text. Raises `ServerRequestError` if there are none to read."""
     try:
         found: Sequence[Sequence[Any]] = json.loads(payload)["result"]
         texts = [[str(one.get("document", one)["contents"]) for one in documents] for documents in found]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         start = payload[:200].decode(errors="replace")
-        raise RewardServerError(f"{url} answered something else than documents: {start}", 0.0) from None
+        raise ServerRequestError(f"{url} answered something else than documents: {start}", 0.0) from None
     parts = (
         "\n\n".join(f"Doc {rank} (Title: {title})\n{text}" for rank, (title, _, text) in enumerate(documents, 1))
         for documents in ([text.partition("\n") for text in one] for one in texts)

@@ -16,7 +16,7 @@ from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 from headway.errors import ConfigError, RewardError
-from headway.rewards.function_reward import BuiltInReward
+from headway.rewards.scoring_functions import BuiltInReward
 from headway.rewards.thread_limiter import ThreadLimiter
 from headway.types import Episode, Image
 

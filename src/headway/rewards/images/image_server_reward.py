@@ -15,9 +15,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headway.errors import ConfigError, RewardError
-from headway.rewards.function_reward import BuiltInReward
 from headway.rewards.images.image_reward import get_episode_image, image_to_png_base64
-from headway.rewards.reward_client import normalise_url, post_json, read_api_key, retry_with_backoff
+from headway.rewards.scoring_functions import BuiltInReward
+from headway.rewards.server_requests import normalise_url, post_json, read_api_key, retry_with_backoff
 from headway.rewards.thread_limiter import ThreadLimiter
 from headway.types import Image
 

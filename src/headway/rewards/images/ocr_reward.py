@@ -28,10 +28,10 @@ from typing import TYPE_CHECKING, Any
 from headway.errors import ConfigError, RewardError
 from headway.extras import suggest_install
 from headway.rewards.base import get_expected_answer
-from headway.rewards.function_reward import BuiltInReward
 from headway.rewards.images.image_reward import get_episode_image, image_to_array, image_to_json, json_to_array
 from headway.rewards.images.text_detection import find_text_boxes
 from headway.rewards.reward_worker_pool import RewardWorkerPool
+from headway.rewards.scoring_functions import BuiltInReward
 from headway.rewards.thread_limiter import ThreadLimiter
 from headway.types import Image
 

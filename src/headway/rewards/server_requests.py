@@ -1,4 +1,4 @@
-"""HTTP requests to reward servers, over the OpenAI protocol or in plain JSON, with the standard library.
+"""HTTP requests of rewards and tools to servers, over the OpenAI protocol or in plain JSON, by the standard library.
 
 Requests block and belong on a thread. They follow no redirect (the API key would go along), use no proxy that the
 configuration does not name, and read at most a megabyte. `retry_with_backoff` repeats what may succeed later.
@@ -22,7 +22,7 @@ T = TypeVar("T")
 _MAX_BYTES = 1 << 20
 
 
-class RewardServerError(Exception):
+class ServerRequestError(Exception):
     """A request without an answer. `retry_in_s` is the wait that the server asks for; `None`: a retry cannot help."""
 
     def __init__(self, problem: str, retry_in_s: float | None) -> None:
@@ -58,7 +58,7 @@ async def retry_with_backoff(attempt: Callable[[], Awaitable[T]], name: str, *, 
         pause = pause_s * 2**number
         try:
             return await attempt()
-        except RewardServerError as failed:
+        except ServerRequestError as failed:
             problem = str(failed)
             if failed.retry_in_s is None:
                 break
@@ -73,12 +73,12 @@ async def retry_with_backoff(attempt: Callable[[], Awaitable[T]], name: str, *, 
 def request_completion(
     url: str, body: Mapping[str, Any], *, key: str | None, timeout_s: float, proxy: str | None
 ) -> str:
-    """Return the text of the first choice. Raises `RewardServerError`."""
+    """Return the text of the first choice. Raises `ServerRequestError`."""
     return _parse_completion(url, post_json(url, body, key=key, timeout_s=timeout_s, proxy=proxy))
 
 
 def post_json(url: str, body: Mapping[str, Any], *, key: str | None, timeout_s: float, proxy: str | None) -> bytes:
-    """Return the server's answer to `body`. Raises `RewardServerError`."""
+    """Return the server's answer to `body`. Raises `ServerRequestError`."""
     headers = {"Content-Type": "application/json", "User-Agent": "headway"}
     if key:
         headers["Authorization"] = f"Bearer {key}"
@@ -90,10 +90,10 @@ def post_json(url: str, body: Mapping[str, Any], *, key: str | None, timeout_s: 
         except urllib.error.HTTPError as error:
             detail = _read_answer(error, 500, deadline_s).decode(errors="replace").strip()
             problem = f"{url} answered {error.code} {error.reason}: {detail}"
-            raise RewardServerError(problem, _retry_delay(error)) from error
+            raise ServerRequestError(problem, _retry_delay(error)) from error
     except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as error:
         reason = getattr(error, "reason", "") or error or type(error).__name__
-        raise RewardServerError(f"{url}: {reason}", 0.0) from error
+        raise ServerRequestError(f"{url}: {reason}", 0.0) from error
 
 
 def _read_answer(response: Any, limit: int, deadline_s: float) -> bytes:
@@ -131,7 +131,7 @@ def _parse_completion(url: str, payload: bytes) -> str:
         content = json.loads(payload)["choices"][0]["message"]["content"]
     except (ValueError, KeyError, IndexError, TypeError, RecursionError):
         start = payload[:200].decode(errors="replace")
-        raise RewardServerError(f"{url} answered something else than a chat completion: {start}", 0.0) from None
+        raise ServerRequestError(f"{url} answered something else than a chat completion: {start}", 0.0) from None
     if not isinstance(content, str):
-        raise RewardServerError(f"{url} answered without a text", 0.0)
+        raise ServerRequestError(f"{url} answered without a text", 0.0)
     return content

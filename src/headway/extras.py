@@ -1,11 +1,24 @@
-"""Extras: the groups of optional packages in pyproject.toml, and how to install those that are missing.
+"""Extras: the groups of optional packages in pyproject.toml, how they are imported and how a missing one is installed.
 
 Commands name the packages themselves, so they are right for a clone, a wheel and a package index alike.
 """
 
+import importlib
 import re
+from typing import Any
+
+from headway.errors import ConfigError
 
 _NAME = "headway"
+
+
+def import_optional(module: str, *, extra: str, key: str, value: object, problem: str = "") -> Any:
+    """Import a module of an extra. Raises a `ConfigError` that says how to install it if it is missing."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        problem = problem or f"needs {module.partition('.')[0]}: {error}"
+        raise ConfigError(problem, key=key, value=value, hint=suggest_install(extra)) from error
 
 
 def suggest_install(extra: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from headway.data.data_files import NumberedRows
 from headway.errors import ConfigError
-from headway.extras import suggest_install
+from headway.extras import import_optional
 
 _PROBE_TIMEOUT_S = 10.0
 _OPTIONS = ("config", "split")
@@ -23,10 +23,7 @@ def read_dataset_rows(name: str, options: Mapping[str, Any], *, folder: Path, ke
     unknown = sorted(options.keys() - set(_OPTIONS))
     if unknown:
         raise ConfigError(f"hf:{name} has no option {unknown[0]!r}", key=key, hint=f"one of {', '.join(_OPTIONS)}")
-    try:
-        import datasets
-    except ImportError as error:
-        raise ConfigError("needs datasets", key=key, value=f"hf:{name}", hint=suggest_install("data")) from error
+    datasets = import_optional("datasets", extra="data", key=key, value=f"hf:{name}", problem="needs datasets")
     config, split = options.get("config"), options.get("split")
     path = folder / Path(name).expanduser()
     if path.is_dir():

@@ -17,7 +17,7 @@ from typing import Any
 
 from headway.data.data_files import NumberedRows
 from headway.errors import ConfigError
-from headway.extras import suggest_install
+from headway.extras import import_optional
 from headway.seeding import make_rng
 
 REASONING_COLUMN = "reasoning_gym"
@@ -100,16 +100,13 @@ def _to_plain(value: Any) -> Any:
 
 
 def _make_dataset(task: str, options: Mapping[str, Any]) -> Any:
-    try:
-        import reasoning_gym
-        from reasoning_gym.factory import DATASETS
-    except ImportError as error:
-        raise ConfigError("needs reasoning-gym", hint=suggest_install("data")) from error
-    if task not in DATASETS:
-        close = get_close_matches(task, DATASETS, 1)
+    reasoning_gym = import_optional("reasoning_gym", extra="data", key="", value=task, problem="needs reasoning-gym")
+    tasks = reasoning_gym.factory.DATASETS
+    if task not in tasks:
+        close = get_close_matches(task, tasks, 1)
         meant = f", did you mean 'reasoning_gym:{close[0]}'?" if close else ""
         raise ConfigError(f"reasoning-gym has no task {task!r}{meant}")
-    known = DATASETS[task][1].__dataclass_fields__
+    known = tasks[task][1].__dataclass_fields__
     for option in options:
         if option not in known:
             raise ConfigError(f"has no option {option!r}; it has: {', '.join(sorted(known))}")

@@ -21,7 +21,7 @@ from headway.algorithms.denoising import LatentTransition, apply_guidance
 from headway.denoising.models.denoiser import Conditioning
 from headway.denoising.settings import DenoisingSettings
 from headway.errors import ConfigError
-from headway.extras import suggest_install
+from headway.extras import import_optional
 from headway.trainers.local.local_optimizer import copy_tensors
 from headway.trainers.local.lora import drop_tied_duplicates, merge_adapters
 from headway.trainers.local.settings import LocalSettings, LoraSettings
@@ -140,21 +140,18 @@ class DenoisingPolicy:
 
 def _attach_adapters(model: nn.Module, settings: LoraSettings) -> None:
     """Put LoRA adapters of `peft` into the linear layers of `model` and freeze everything else."""
-    try:
-        from peft import LoraConfig, inject_adapter_in_model
-    except ImportError as error:
-        raise ConfigError("LoRA needs peft", key="lora", value=settings, hint=suggest_install("lora")) from error
+    peft = import_optional("peft", extra="lora", key="lora", value=settings, problem="LoRA needs peft")
     linears = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     suffixes = tuple(f".{target}" for target in settings.targets)
     targets = [name for name in linears if not suffixes or f".{name}".endswith(suffixes)]
     if not targets:
         known = sorted({name.split(".")[-1] for name in linears})
         raise ConfigError("no linear layer has such a name", key="lora_target", value=settings.targets, hint=str(known))
-    config = LoraConfig(r=settings.rank, lora_alpha=settings.alpha, lora_dropout=0.0, target_modules=targets)
+    config = peft.LoraConfig(r=settings.rank, lora_alpha=settings.alpha, lora_dropout=0.0, target_modules=targets)
     model.requires_grad_(False)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
-        inject_adapter_in_model(config, model)
+        peft.inject_adapter_in_model(config, model)
 
 
 def _set_adapters_enabled(model: nn.Module, enabled: bool) -> None:

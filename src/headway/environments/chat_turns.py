@@ -13,25 +13,17 @@ are removed.
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from headway.data.prompts import Message, PromptTokenizer
 from headway.errors import ConfigError
 
-TemplateMessage = dict[str, Any]
 _PROBE_TEXTS = ("alpha7", "bravo7", "charlie7", "delta7", "echo7")
 """Message contents that no template has a reason to change."""
 
 
-class ChatTokenizer(Protocol):
-    """The tokenizer methods that the encoder calls."""
+class ChatTokenizer(PromptTokenizer, Protocol):
+    """The part of a tokenizer that the encoder needs."""
 
     all_special_tokens: list[str]
-
-    def apply_chat_template(
-        self, conversation: list[TemplateMessage], *, tokenize: bool, add_generation_prompt: bool, **variables: Any
-    ) -> Any:
-        """Render the conversation as text, up to where the answer begins."""
-
-    def encode(self, text: str, *, add_special_tokens: bool) -> Sequence[int]:
-        """Return the tokens of a text."""
 
 
 class ChatTurnEncoder:
@@ -102,7 +94,7 @@ class ChatTurnEncoder:
         hint = f"{shown}; give the tokenizer a template that only appends{given}"
         return ConfigError(f"the chat template of {self._name} {problem}", hint=hint)
 
-    def _render(self, *messages: TemplateMessage) -> str:
+    def _render(self, *messages: Message) -> str:
         try:
             text = self._tokenizer.apply_chat_template(
                 list(messages), tokenize=False, add_generation_prompt=True, **self._variables
@@ -123,5 +115,5 @@ class ChatTurnEncoder:
         return text
 
 
-def _make_message(role: str, text: str) -> TemplateMessage:
+def _make_message(role: str, text: str) -> Message:
     return {"role": role, "content": text}

@@ -4,15 +4,12 @@ Every mistake in a name or an option is a `ConfigError` here, before anything st
 every installation has, are imported only when an environment of theirs is asked for.
 """
 
-import importlib
 import inspect
 from collections.abc import Callable, Mapping
-from types import ModuleType
 from typing import Any, cast
 
 from headway.environments.text_environment import TextEnvironment
 from headway.errors import ConfigError, suggest_close_match
-from headway.extras import suggest_install
 from headway.registry import ENVIRONMENTS
 from headway.user_code import find_import_path, import_object, make_import_path_absolute, preserve_working_directory
 
@@ -50,8 +47,9 @@ def _find_world(name: str) -> EnvironmentClass | None:
     kind, separator, _ = name.partition(":")
     if separator and kind not in _WORLD_KINDS:
         return None  # a class of the user's, for which nothing more is imported
-    worlds = importlib.import_module("headway.environments.library.roll_worlds")  # it imports this module
-    return cast("EnvironmentClass | None", worlds.find_world(name))
+    from headway.environments.library.roll_worlds import find_world  # it imports several environments
+
+    return find_world(name)
 
 
 def find_environment_path(name: str) -> str | None:
@@ -116,12 +114,3 @@ def check_environment_options(factory: EnvironmentClass, name: str, options: Map
         problem = f"{error}{suggest_close_match(unknown[0], known) if unknown else ''}"
         hint = f"options of {name}: {', '.join(known) or 'none'}"
         raise ConfigError(problem, key="env_config", value=dict(options), hint=hint) from error
-
-
-def import_optional_library(module: str, *, extra: str, wanted_by: str) -> ModuleType:
-    """Import a module. Raises a `ConfigError` that names the extra to install if it is missing."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        problem, hint = f"needs {module.partition('.')[0]}: {error}", suggest_install(extra)
-        raise ConfigError(problem, key="env_type", value=wanted_by, hint=hint) from error

@@ -25,7 +25,7 @@ from typing import Any
 from headway.environments.environment_output import OutputCounter, discard_output
 from headway.environments.text_environment import EnvironmentTraits, Reply, TextEnvironment, check_reply, read_traits
 from headway.errors import EnvironmentFailed
-from headway.processes.loop_thread import LoopThread, UnusualExit
+from headway.processes.loop_thread import LoopThread, UnusualExit, settle_future
 from headway.processes.stack_dumps import describe_thread
 
 _MAX_THREADS = 64
@@ -252,16 +252,8 @@ class BlockingCall:
             is_ordinary = isinstance(raised, Exception) and not isinstance(raised, StopIteration)
             error = raised if is_ordinary else EnvironmentFailed(f"{type(raised).__name__}: {raised}")
         self._then()
-        self._notify_loop(self._deliver, result, error)
+        self._notify_loop(settle_future, self._result, result, error)
 
     def _notify_loop(self, function: Callable[..., None], *args: Any) -> None:
         with suppress(RuntimeError):  # the loop has closed, so nobody waits
             self._loop.call_soon_threadsafe(function, *args)
-
-    def _deliver(self, result: Any, error: BaseException | None) -> None:
-        if self._result.done():
-            return  # the caller has gone
-        if error is not None:
-            self._result.set_exception(error)
-        else:
-            self._result.set_result(result)

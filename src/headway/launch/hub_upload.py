@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from headway.errors import ConfigError, HeadwayError
-from headway.extras import suggest_install
+from headway.extras import import_optional
 from headway.version import VERSION
 
 _STAYS_HERE = ["optimizer*", "trainer.json", "files.json", "*.distcp", "critic/*", "rank*"]
@@ -23,12 +23,9 @@ def check_hub_access(repository: str, key: str) -> None:
     """Raise `ConfigError` if the hub could not be written to: a malformed name, no package, no account."""
     if repository.count("/") != 1 or not all(repository.split("/")):
         raise ConfigError("is no repository", key=key, value=repository, hint="owner/name")
-    try:
-        from huggingface_hub import get_token
-    except ImportError as error:
-        problem = "needs huggingface_hub, which is not installed"
-        raise ConfigError(problem, key=key, value=repository, hint=suggest_install("train")) from error
-    if get_token() is None:
+    problem = "needs huggingface_hub, which is not installed"
+    hub = import_optional("huggingface_hub", extra="train", key=key, value=repository, problem=problem)
+    if hub.get_token() is None:
         raise ConfigError("no account is known", key=key, value=repository, hint="hf auth login, or HF_TOKEN")
 
 

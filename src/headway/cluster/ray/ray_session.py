@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headway.errors import ConfigError
-from headway.extras import suggest_install
+from headway.extras import import_optional
 from headway.processes.child_process import count_usable_cores
 
 LOCAL, AUTO = "local", "auto"
@@ -153,12 +153,7 @@ def format_resources(resources: Mapping[str, float]) -> str:
 
 def check_ray_installed() -> None:
     """Raise `ConfigError` if Ray is not installed."""
-    try:
-        import ray  # noqa: F401
-    except ImportError as error:
-        raise ConfigError(
-            "Ray is not installed", key="cluster.kind", value="ray", hint=suggest_install("ray")
-        ) from error
+    import_optional("ray", extra="ray", key="cluster.kind", value="ray", problem="Ray is not installed")
 
 
 def resolve_address(address: str | None) -> str:

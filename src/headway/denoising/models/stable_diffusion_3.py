@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from headway.denoising.models.denoiser import CONFIG_FILE, WEIGHTS_FILE, Conditioning, read_checkpoint_config
 from headway.errors import ConfigError
-from headway.extras import suggest_install
+from headway.extras import import_optional
 from headway.models.model_loading import hide_progress_bars
 
 SD3_CHECKPOINT_TYPE = "headway-stable-diffusion-3"
@@ -184,17 +184,14 @@ def is_sd3(directory: Path) -> bool:
 
 
 def _load_pipeline(directory: str, dtype: torch.dtype) -> Any:
-    try:
-        from diffusers import StableDiffusion3Pipeline
-    except ImportError as error:
-        hint = suggest_install("images")
-        raise ConfigError("Stable Diffusion needs diffusers", key="pretrain", value=directory, hint=hint) from error
+    problem = "Stable Diffusion needs diffusers"
+    diffusers = import_optional("diffusers", extra="images", key="pretrain", value=directory, problem=problem)
     if not (Path(directory) / "model_index.json").is_file():
         raise ConfigError(
             f"is no directory of a {_PIPELINE}", key="pretrain", value=directory, hint="save_pretrained writes one"
         )
     with _hide_all_progress_bars():
-        pipeline = StableDiffusion3Pipeline.from_pretrained(directory, dtype=dtype, local_files_only=True)
+        pipeline = diffusers.StableDiffusion3Pipeline.from_pretrained(directory, dtype=dtype, local_files_only=True)
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
 

@@ -7,9 +7,9 @@ numbers of the whole process, so a process plays one episode at a time.
 from collections.abc import Mapping
 from typing import Any
 
-from headway.environments.environment_registry import import_optional_library
 from headway.environments.text_environment import Reply
 from headway.errors import ConfigError, EnvironmentFailed, suggest_close_match
+from headway.extras import import_optional
 
 _WORKERS = 4
 
@@ -21,8 +21,8 @@ class GemEnvironment:
     workers = _WORKERS
 
     def __init__(self, id: str, **options: Any) -> None:
-        import_optional_library("gem", extra="gem", wanted_by=id)
-        registration = import_optional_library("gem.envs.registration", extra="gem", wanted_by=id)
+        import_optional("gem", extra="gem", key="env_type", value=id)
+        registration = import_optional("gem.envs.registration", extra="gem", key="env_type", value=id)
         known = registration.ENV_REGISTRY
         levels = [one for one in known if one.startswith(f"{id}-")]
         if id not in known and not levels:
@@ -32,7 +32,7 @@ class GemEnvironment:
                 self._game = registration.make(id, **options)
             else:
                 module, _, name = str(known[levels[0]].entry_point).partition(":")
-                maker = getattr(import_optional_library(module, extra="gem", wanted_by=id), name)
+                maker = getattr(import_optional(module, extra="gem", key="env_type", value=id), name)
                 self._game = maker(**options)
         except ConfigError:
             raise

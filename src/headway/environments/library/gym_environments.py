@@ -11,9 +11,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from headway.environments.environment_registry import import_optional_library
 from headway.environments.text_environment import Reply
 from headway.errors import ConfigError, suggest_close_match
+from headway.extras import import_optional
 from headway.rewards.base import extract_boxed
 from headway.sandbox.expression_guard import guard_evaluation, score_puzzle
 
@@ -45,7 +45,7 @@ class GymnasiumEnvironment:
         max_steps: int | None = None,
         **options: Any,
     ) -> None:
-        gymnasium = import_optional_library("gymnasium", extra="gymnasium", wanted_by=id)
+        gymnasium = import_optional("gymnasium", extra="gymnasium", key="env_type", value=id)
         try:
             spec = gymnasium.spec(id)
             self._has_ansi = "ansi" in _find_render_modes(spec.entry_point)
@@ -136,7 +136,7 @@ class ReasoningGymEnvironment:
     reusable = True
 
     def __init__(self, task: str, *, tries: int = 1, boxed: bool = False, **options: Any) -> None:
-        reasoning_gym = import_optional_library("reasoning_gym", extra="data", wanted_by="reasoning_gym")
+        reasoning_gym = import_optional("reasoning_gym", extra="data", key="env_type", value="reasoning_gym")
         tasks = reasoning_gym.factory.DATASETS
         if task not in tasks:
             problem = f"is no task of reasoning-gym{suggest_close_match(task, tasks)}"

@@ -15,6 +15,7 @@ import json
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
+from importlib.resources import files
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -33,59 +34,11 @@ _SANDBOX_GRACE_S = 5.0
 _TASK = """You are repairing a small Python repository: some of its tests fail because of a mistake in the package.
 Find and fix the mistake in the package; changing the tests does not help. Call `submit` when you are done."""
 
-_RUN_PROGRAM = """
-import base64, json, os, signal, subprocess, sys
-command, limit_s, most_files, most_bytes = sys.stdin.read(), float(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-environment = dict(os.environ, PATH=os.path.dirname(sys.executable) + ":" + os.environ["PATH"])
-os.makedirs("repository", exist_ok=True)
-ended = None
-with open("output", "wb") as output:
-    child = subprocess.Popen(
-        ["/bin/sh", "-c", command], cwd="repository", stdin=subprocess.DEVNULL, stdout=output,
-        stderr=subprocess.STDOUT, start_new_session=True, env=environment)
-    try:
-        ended = child.wait(limit_s)
-    except subprocess.TimeoutExpired:
-        pass
-    try:
-        os.killpg(child.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-with open("output", "rb") as output:
-    said = output.read(200_000)
-files, size, fits = {}, 0, True
-for folder, names, leaves in os.walk("repository"):
-    names[:] = sorted(name for name in names if name not in ("__pycache__", ".git"))
-    for leaf in sorted(leaves):
-        path = os.path.join(folder, leaf)
-        if os.path.islink(path) or not os.path.isfile(path):
-            continue
-        size += os.path.getsize(path)
-        if size > most_bytes or len(files) >= most_files:
-            fits = False
-            break
-        with open(path, "rb") as file:
-            files[os.path.relpath(path, "repository")] = base64.b64encode(file.read()).decode()
-report = {"exit": ended, "said": base64.b64encode(said).decode(), "files": files if fits else None}
-print(json.dumps(report))
-"""
-
-_JUDGE_PROGRAM = """
-import importlib, json, os, sys
-calls = json.load(sys.stdin)
-report = os.dup(1)
-os.dup2(2, 1)
-sys.path.insert(0, "repository")
-results = []
-for module, function, arguments in calls:
-    try:
-        result = ["returned", getattr(importlib.import_module(module), function)(*arguments)]
-        json.dumps(result)
-    except BaseException as error:
-        result = ["raised", type(error).__name__]
-    results.append(result)
-os.write(report, json.dumps(results).encode())
-"""
+_PROGRAMS = files("headway.environments.library")
+_RUN_PROGRAM = _PROGRAMS.joinpath("repair_shell.txt").read_text(encoding="utf-8")
+"""Program that runs a command in the sandbox and reports its output and the files that it left."""
+_JUDGE_PROGRAM = _PROGRAMS.joinpath("repair_judge.txt").read_text(encoding="utf-8")
+"""Program that calls the functions of the repository in the sandbox and reports their results."""
 
 
 class RepairEnvironment:

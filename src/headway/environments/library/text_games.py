@@ -28,10 +28,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from headway.environments.environment_registry import import_optional_library
 from headway.environments.response_parsing import extract_command
 from headway.environments.text_environment import Reply
 from headway.errors import ConfigError, EnvironmentFailed
+from headway.extras import import_optional
 
 GAMES = ("arithmetic", "coin", "cookingworld", "mapreader", "peckingorder", "simonsays", "sorting", "twc")
 _FOLDS = ("train", "dev", "test")
@@ -69,7 +69,7 @@ The actions that are possible now are listed after what you see."""
         self.max_steps, self.concurrency = max_steps, concurrency
         self.workers = concurrency  # a call into Java that hangs can only be killed
         self._game, self._params, self._fold, self._list_actions = game, game_params, fold, list_actions
-        library = import_optional_library("textworld_express", extra="textworld", wanted_by="textworld")
+        library = import_optional("textworld_express", extra="textworld", key="env_type", value="textworld")
         self._world = library.TextWorldExpressEnv(envStepLimit=max_steps)
         self._fold_seeds: list[int] = []
 
@@ -98,13 +98,6 @@ The actions that are possible now are listed after what you see."""
     def close(self) -> None:
         close_java_world(self._world)
 
-    def find_solution(self, seed: int) -> list[str]:
-        """Start a game and return actions that solve it, for checks and demonstrations."""
-        game_seed = self._find_game_seed(self._game, self._params, seed)
-        names = {"gameFold": self._fold, "gameName": self._game, "gameParams": self._params}
-        self._world.reset(seed=game_seed, **names, generateGoldPath=True)
-        return list(self._world.getGoldActionSequence())
-
     def _find_game_seed(self, game: str, params: str, seed: int) -> int:
         """Return the library's seed for one of ours. The seeds of a fold are known once a game is loaded."""
         if not self._fold_seeds:
@@ -132,7 +125,7 @@ class ScienceWorld:
         concurrency: int = 4,
     ) -> None:
         _check_java_options("scienceworld", fold, max_steps)
-        library = import_optional_library("scienceworld", extra="scienceworld", wanted_by="scienceworld")
+        library = import_optional("scienceworld", extra="scienceworld", key="env_type", value="scienceworld")
         self.max_steps, self.concurrency = max_steps, concurrency
         self.workers = concurrency  # a call into Java that hangs can only be killed
         self._task, self._simplifications, self._fold = task, simplifications, fold
@@ -188,9 +181,9 @@ The actions that are possible now are listed after what you see."""
     ) -> None:
         _check_choice("split", split, _ALFWORLD_SPLITS)
         folder = data_path or os.environ.get("ALFWORLD_DATA", "")
-        self._textworld = import_optional_library("textworld", extra="alfworld", wanted_by="alfworld")
+        self._textworld = import_optional("textworld", extra="alfworld", key="env_type", value="alfworld")
         module = "alfworld.agents.environment.alfred_tw_env"
-        self._wrappers = import_optional_library(module, extra="alfworld", wanted_by="alfworld")
+        self._wrappers = import_optional(module, extra="alfworld", key="env_type", value="alfworld")
         self._folder = Path(folder).expanduser()
         self._games = _find_alfworld_games(str(self._folder), split) if folder else ()
         if not self._games:

@@ -17,11 +17,11 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from headway.environments.environment_registry import import_optional_library
 from headway.environments.response_parsing import ParsedToolCall, parse_tool_calls
 from headway.environments.text_environment import Reply
 from headway.environments.tools.toolbox import TOOL_PROMPT_FORMAT
 from headway.errors import ConfigError, EnvironmentFailed
+from headway.extras import import_optional
 
 _MAX_TASKS = 100_000
 """Number of tasks that are used of a taskset without end."""
@@ -33,7 +33,7 @@ class VerifiersEnvironment:
     reusable = True
 
     def __init__(self, *, taskset: str, config: Mapping[str, Any] | None = None, concurrency: int = 16) -> None:
-        self._verifiers = import_optional_library("verifiers.v1", extra="verifiers", wanted_by="verifiers")
+        self._verifiers = import_optional("verifiers.v1", extra="verifiers", key="env_type", value="verifiers")
         settings = dict(config or {})
         settings["taskset"] = {**settings.get("taskset", {}), "id": taskset}
         try:
@@ -136,7 +136,7 @@ class ModelCallEndpoint:
     """The HTTP endpoint and the requests that wait there."""
 
     def __init__(self) -> None:
-        self._web = import_optional_library("aiohttp.web", extra="serve", wanted_by="verifiers")
+        self._web = import_optional("aiohttp.web", extra="serve", key="env_type", value="verifiers")
         self._path = f"/{secrets.token_urlsafe(16)}/v1"
         self._requests: asyncio.Queue[tuple[Mapping[str, Any], asyncio.Future[str]]] = asyncio.Queue()
         self._answer: asyncio.Future[str] | None = None

@@ -14,9 +14,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TextIO
 
-from headway.environments.environment_registry import import_optional_library
 from headway.environments.tools.base import Tool, ToolArguments, ToolRefused
 from headway.errors import ConfigError, EnvironmentFailed
+from headway.extras import import_optional
 
 _INVALID_PARAMETERS = -32602
 
@@ -36,7 +36,7 @@ class MCPToolSource:
         keep: bool = False,
         only: Sequence[str] = (),
     ) -> None:
-        self._mcp = import_optional_library("mcp", extra="mcp", wanted_by="mcp")
+        self._mcp = import_optional("mcp", extra="mcp", key="env_type", value="mcp")
         if bool(command) == bool(url):
             raise ConfigError("must name a program, or url a server", key="command", value=command or None)
         if timeout_s <= 0:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from headway.errors import ConfigError
-from headway.extras import suggest_install
+from headway.extras import import_optional
 from headway.trainers.local.settings import LoraSettings
 
 ADAPTER_NAME = "default"
@@ -22,11 +22,8 @@ ADAPTER_NAME = "default"
 
 def attach_adapters(model: Any, settings: LoraSettings) -> Any:
     """Put adapters into `model` and return the `peft` model, which can switch them off."""
-    try:
-        from peft import LoraConfig, get_peft_model
-    except ImportError as error:
-        raise ConfigError("LoRA needs peft", key="lora", value=settings, hint=suggest_install("lora")) from error
-    config = LoraConfig(
+    peft = import_optional("peft", extra="lora", key="lora", value=settings, problem="LoRA needs peft")
+    config = peft.LoraConfig(
         r=settings.rank,
         lora_alpha=settings.alpha,
         lora_dropout=0.0,
@@ -36,7 +33,7 @@ def attach_adapters(model: Any, settings: LoraSettings) -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
         try:
-            adapted = get_peft_model(model, config, autocast_adapter_dtype=False)
+            adapted = peft.get_peft_model(model, config, autocast_adapter_dtype=False)
         except ValueError as error:
             raise ConfigError(str(error), key="lora_target", value=list(settings.targets)) from error
     _check_head(model, settings)

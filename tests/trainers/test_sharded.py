@@ -22,7 +22,7 @@ from headway.trainers.sharded.rank_layout import RankLayout
 from headway.trainers.sharded.ranked_trainer import MultiRankTrainer, RankProcesses
 from headway.types import Batch
 from headway.weights.shared_memory import PayloadReader
-from headway.weights.weight_layout import compute_layout, unpack_tensors
+from headway.weights.shared_version import view_tensors
 
 from ..contracts.trainer_contract import TrainerContract, Watched
 from ..processes.template_pool import Pool
@@ -91,10 +91,8 @@ async def weights(trainer: Trainer) -> dict[str, Tensor]:
     manifest, buckets = await trainer.source.gather(trainer.version)
     reader = PayloadReader()
     data = bytearray().join([bytes(reader.open(bucket.payload)) async for bucket in buckets])
-    return {
-        name: tensor.clone()
-        for name, tensor in unpack_tensors(memoryview(data), compute_layout(manifest.tensors)[0]).items()
-    }
+    found = view_tensors(manifest.tensors, torch.frombuffer(data, dtype=torch.uint8), 0)
+    return {name: tensor.clone() for name, tensor in found.items()}
 
 
 def furthest(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> float:

@@ -35,7 +35,7 @@ from headway.models.model_shapes import find_model_shape
 from headway.monitor.event_files import EventFileWriter
 from headway.monitor.event_log import EventLog, EventSink
 from headway.monitor.events import BackendDown, BackendUp, ErrorReport, RunBegin, RunEnd, RunReady, SpanBegin, SpanEnd
-from headway.monitor.machine_facts import describe_machine
+from headway.monitor.resource_usage import describe_machine
 from headway.monitor.run_status import RunStatus
 from headway.processes.loop_watchdog import LoopWatchdog
 from headway.rewards.reward_registry import RoutedReward, make_run_rewards, open_reward_workers
@@ -45,7 +45,7 @@ from headway.runs.run_directory import RunDirectory, check_disk_space, read_chec
 from headway.runs.run_observer import RunObserver
 from headway.runs.sample_logs import SampleLog
 from headway.settings import make_run_settings
-from headway.trainers.base import Trainer
+from headway.trainers.base import OffloadReporter, Trainer
 from headway.types import Batch
 from headway.version import VERSION
 
@@ -283,8 +283,8 @@ def _show_offload(trainer: Trainer, events: EventLog) -> None:
         elif open_spans:
             events.emit(SpanEnd(who="optimizer", span=open_spans.pop()))
 
-    if hasattr(trainer, "on_offload"):
-        trainer.on_offload = lambda begins: loop.call_soon_threadsafe(emit, begins)
+    if isinstance(trainer, OffloadReporter):
+        trainer.report_offload_to(lambda begins: loop.call_soon_threadsafe(emit, begins))
 
 
 def _make_run_context(

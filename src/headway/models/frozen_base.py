@@ -18,8 +18,6 @@ from headway.errors import EngineCrashed
 
 FUSED_LAYERS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Layers with one input, by the names that most models give them."""
-_ALIGNMENT = 256
-"""Bytes at which groups of tensors begin."""
 
 
 class FrozenBase:

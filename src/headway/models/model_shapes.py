@@ -10,8 +10,12 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from headway.models.model_cache import find_in_hub_cache
 
@@ -112,61 +116,25 @@ def _make_shape(config: Mapping[str, Any]) -> ModelShape:
     )
 
 
-_KNOWN = {
-    r"qwen2\.5-(?:math-|coder-)?0\.5b": (24, 896, 4864, 14, 2, 64, 151936, True, 0),
-    r"qwen2\.5-(?:math-|coder-)?1\.5b": (28, 1536, 8960, 12, 2, 128, 151936, True, 0),
-    r"qwen2\.5-(?:math-|coder-)?3b": (36, 2048, 11008, 16, 2, 128, 151936, True, 0),
-    r"qwen2\.5-(?:math-|coder-)?7b": (28, 3584, 18944, 28, 4, 128, 152064, False, 0),
-    r"qwen2\.5-(?:math-|coder-)?14b": (48, 5120, 13824, 40, 8, 128, 152064, False, 0),
-    r"qwen2\.5-(?:math-|coder-)?32b": (64, 5120, 27648, 40, 8, 128, 152064, False, 0),
-    r"qwen2\.5-(?:math-|coder-)?72b": (80, 8192, 29568, 64, 8, 128, 152064, False, 0),
-    r"qwen3-0\.6b": (28, 1024, 3072, 16, 8, 128, 151936, True, 0),
-    r"qwen3-1\.7b": (28, 2048, 6144, 16, 8, 128, 151936, True, 0),
-    r"qwen3-4b": (36, 2560, 9728, 32, 8, 128, 151936, True, 0),
-    r"qwen3-8b": (36, 4096, 12288, 32, 8, 128, 151936, False, 0),
-    r"qwen3-14b": (40, 5120, 17408, 40, 8, 128, 151936, False, 0),
-    r"qwen3-32b": (64, 5120, 25600, 64, 8, 128, 151936, False, 0),
-    r"qwen3-30b-a3b": (48, 2048, 768, 32, 4, 128, 151936, False, 128),
-    r"qwen3-235b-a22b": (94, 4096, 1536, 64, 4, 128, 151936, False, 128),
-    r"deepseek-r1-distill-qwen-1\.5b": (28, 1536, 8960, 12, 2, 128, 151936, False, 0),
-    r"deepseek-r1-distill-qwen-7b": (28, 3584, 18944, 28, 4, 128, 152064, False, 0),
-    r"llama-3\.2-1b": (16, 2048, 8192, 32, 8, 64, 128256, True, 0),
-    r"llama-3\.2-3b": (28, 3072, 8192, 24, 8, 128, 128256, True, 0),
-    r"llama-3(?:\.1)?-8b": (32, 4096, 14336, 32, 8, 128, 128256, False, 0),
-    r"llama-3(?:\.[13])?-70b": (80, 8192, 28672, 64, 8, 128, 128256, False, 0),
-    r"mistral-7b": (32, 4096, 14336, 32, 8, 128, 32768, False, 0),
-}
-"""Well-known models by a pattern of their names: layers, hidden, intermediate, heads, KV heads, head size, vocabulary,
-tied, experts."""
 _SIZE_IN_NAME = re.compile(r"(?<![a-z0-9.])(\d+(?:\.\d+)?)b(?![a-z0-9])")
 
 
 def _find_known_shape(name: str) -> ModelShape | None:
     """Return a well-known shape, or for `…-12B` that of the well-known model that is nearest in size."""
-    low = name.lower()
-    for pattern, sizes in _KNOWN.items():
+    low, known = name.lower(), _read_known_shapes()
+    for pattern, shape in known.items():
         if re.search(rf"(?<![a-z0-9]){pattern}(?![a-z0-9])", low):
-            return _make_known(sizes, f"table of well-known models, {name}")
+            return replace(shape, source=f"table of well-known models, {name}")
     said = _SIZE_IN_NAME.search(low)
     if said is None or not float(said[1]):
         return None
     wanted = int(float(said[1]) * 1e9)
-    shapes = [_make_known(sizes, "") for sizes in _KNOWN.values()]
-    near = min(shapes, key=lambda shape: abs(shape.parameters - wanted))
+    near = min(known.values(), key=lambda shape: abs(shape.parameters - wanted))
     return replace(near, given_parameters=wanted, source=f"size in the name {name}, shape of a similar model")
 
 
-def _make_known(sizes: tuple[int | bool, ...], source: str) -> ModelShape:
-    layers, hidden, intermediate, heads, kv_heads, head_size, vocabulary, tied, experts = sizes
-    return ModelShape(
-        layers=layers,
-        hidden=hidden,
-        intermediate=intermediate,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_size=head_size,
-        vocabulary=vocabulary,
-        tied=bool(tied),
-        experts=experts,
-        source=source,
-    )
+@cache
+def _read_known_shapes() -> dict[str, ModelShape]:
+    """Return the shapes of well-known models by a pattern of their names."""
+    rows = yaml.safe_load(files("headway.models").joinpath("known_shapes.yaml").read_text(encoding="utf-8"))
+    return {pattern: ModelShape(**row) for pattern, row in rows.items()}

@@ -39,8 +39,6 @@ from headway.processes.parent_watchdog import (
 from headway.processes.peer_messages import MessageProtocol, encode_error
 
 _LIMIT_CHECK_MS = 200
-SendNote = Callable[[Any], None]
-"""Sends a note to the parent. May be called from the event loop's thread only."""
 
 
 class CallServer:

@@ -5,7 +5,7 @@ unchanged, or the trainer is lost (`TrainerCrashed`). A lost trainer comes back 
 version of its last checkpoint.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
 
@@ -87,6 +87,14 @@ class ReturnsTrainer(Protocol):
 
     async def compute_returns(self, batch: Batch) -> tuple[Sequence[float], Sequence[bool]]:
         """Return the returns of all actions of a batch, and which of them count; `train` with the batch follows."""
+
+
+@runtime_checkable
+class OffloadReporter(Protocol):
+    """A trainer that can say when an optimizer step moves its state between host and device."""
+
+    def report_offload_to(self, report: Callable[[bool], object]) -> None:
+        """Call `report`, on whatever thread, with true when such a step begins and with false when it ends."""
 
 
 class TrainerScorer:

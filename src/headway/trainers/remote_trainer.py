@@ -26,7 +26,7 @@ from headway.errors import (
     TransferError,
 )
 from headway.processes.base import ChildSpec, RestartablePeer, RestartablePeers, StartPeer
-from headway.trainers.base import ReturnsTrainer, ScoreKind, ScoringTrainer, Trainer
+from headway.trainers.base import OffloadReporter, ReturnsTrainer, ScoreKind, ScoringTrainer, Trainer
 from headway.types import Batch, SampleGroup
 from headway.weights.base import Bucket, Manifest, PayloadRef, WeightReceiver
 
@@ -107,9 +107,9 @@ class TrainerHost:
         trainer = self.trainer
         if trainer is None:
             raise TrainerCrashed("the ranks have not joined yet")
-        if self._reported is None and hasattr(trainer, "on_offload"):
+        if self._reported is None and isinstance(trainer, OffloadReporter):
             loop = asyncio.get_running_loop()
-            trainer.on_offload = lambda begins: loop.call_soon_threadsafe(self._tell, begins)
+            trainer.report_offload_to(lambda begins: loop.call_soon_threadsafe(self._tell, begins))
         try:
             yield trainer
         finally:
@@ -154,16 +154,18 @@ class RemoteTrainer:
     def __init__(self, spec: ChildSpec, start: StartPeer) -> None:
         self.name = spec.name
         self.version = 0
-        self.on_offload: Callable[[bool], None] = lambda begins: None
-        """Called when an optimizer step that moves moments begins, and when it ends."""
+        self._report_offload: Callable[[bool], object] = lambda begins: None
         self.source = RemoteWeightSource(self)
         self._child = self._make_child(replace(spec, host=TRAINER_HOST), start)
 
     def _make_child(self, spec: ChildSpec, start: StartPeer) -> RestartablePeers:
-        return RestartablePeer(spec, start, crashed=TrainerCrashed, on_note=self._set_version, greeting="ready")
+        return RestartablePeer(spec, start, crashed=TrainerCrashed, on_note=self._take_note, greeting="ready")
 
     async def start(self) -> None:
         await self._child.start()
+
+    def report_offload_to(self, report: Callable[[bool], object]) -> None:
+        self._report_offload = report
 
     async def train(self, batch: Batch) -> Mapping[str, float]:
         metrics: Mapping[str, float] = await self.call("train", batch)
@@ -190,9 +192,9 @@ class RemoteTrainer:
         """Call a method of the child. An error that is not Headway's becomes `failure`."""
         return await self._child.call(method, *args, failure=failure)
 
-    def _set_version(self, note: int | bool) -> None:
+    def _take_note(self, note: int | bool) -> None:
         if isinstance(note, bool):
-            self.on_offload(note)
+            self._report_offload(note)
         else:
             self.version = note
 

@@ -123,16 +123,6 @@ def pack_tensors(read: ReadTensor, extents: Sequence[TensorExtent], buffer: Buff
             flat.copy_(read(extent.entry.name).detach().reshape(-1))
 
 
-def unpack_tensors(buffer: Buffer, extents: Sequence[TensorExtent]) -> dict[str, Tensor]:
-    """Return views into `buffer` by name."""
-    found = {}
-    for extent in extents:
-        dtype, shape = get_dtype(extent.entry), extent.entry.shape
-        flat = torch.frombuffer(buffer[extent.start : extent.start + extent.size], dtype=dtype) if extent.size else None
-        found[extent.entry.name] = torch.empty(shape, dtype=dtype) if flat is None else flat.view(shape)
-    return found
-
-
 def split_into_buckets(total: int, bucket_bytes: int) -> list[slice]:
     """Cut a version into buckets of `bucket_bytes`, rounded up to the alignment. An empty version is one bucket."""
     size = max(-(-bucket_bytes // ALIGNMENT), 1) * ALIGNMENT

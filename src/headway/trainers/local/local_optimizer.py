@@ -78,9 +78,12 @@ class Optimizer:
         self._chunks = _cut_into_chunks(self._live, in_place=in_place)
         self.offload_s = 0.0
         """Seconds of the last step in which state was moved between host and device, the computation included."""
-        self.on_offload: Callable[[bool], None] = lambda begins: None
-        """Called when a step that moves state begins, and when it ends."""
+        self._report_offload: Callable[[bool], object] = lambda begins: None
         self._backup: StateBackup | None = None
+
+    def report_offload_to(self, report: Callable[[bool], object]) -> None:
+        """Call `report` with true when a step that moves state begins, and with false when it ends."""
+        self._report_offload = report
 
     def clip_gradients(self, step_name: str) -> float:
         """Clip the gradients and return their norm before clipping. Raise `TrainerError` if they are not finite."""
@@ -120,7 +123,7 @@ class Optimizer:
 
     def _step_offloaded(self, rate: float, generator: torch.Generator | None) -> None:
         """Update chunk after chunk, each with its state on the device for that long."""
-        self.on_offload(True)
+        self._report_offload(True)
         begun_s = time.perf_counter()
         copies = HostCopies(next(iter(self._live.values())).device)
         ahead = copies.load([self._cut_state(piece) for piece in self._chunks[0]])
@@ -132,7 +135,7 @@ class Optimizer:
             copies.store(here, [self._cut_state(piece) for piece in chunk])
         copies.finish()
         self.offload_s = time.perf_counter() - begun_s
-        self.on_offload(False)
+        self._report_offload(False)
 
     def _cut_state(self, piece: _Piece) -> State:
         """Return the range of all state of a parameter that belongs to `piece`."""

@@ -42,8 +42,7 @@ class ThreadedTrainer(ABC, Generic[L]):
         self._tokenizer = tokenizer
         self.source: WeightSource = store
         self.version = 0
-        self.on_offload: Callable[[bool], None] = lambda begins: None
-        """Called on the training thread when an optimizer step that moves moments begins, and when it ends."""
+        self._report_offload: Callable[[bool], object] = lambda begins: None
         self._thread = TrainingThread(settings.threads, device=settings.device)
         self._publishing = threading.Lock()
         self._learner: L | None = None
@@ -62,6 +61,9 @@ class ThreadedTrainer(ABC, Generic[L]):
     def _load(self, learner: L, directory: Path) -> list[str]:
         return load_checkpoint(learner, directory)
 
+    def report_offload_to(self, report: Callable[[bool], object]) -> None:
+        self._report_offload = report
+
     @property
     def learner(self) -> L:
         """The learner. Raises `TrainerCrashed` while the trainer is down."""
@@ -72,7 +74,7 @@ class ThreadedTrainer(ABC, Generic[L]):
     def _use_learner(self, learner: L) -> None:
         self._learner = learner
         for optimizer in learner.optimizers:
-            optimizer.on_offload = lambda begins: self.on_offload(begins)
+            optimizer.report_offload_to(lambda begins: self._report_offload(begins))
         self._store.clear()
         self._publish(learner)
 

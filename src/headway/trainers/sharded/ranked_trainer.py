@@ -61,7 +61,7 @@ class MultiRankTrainer(RemoteTrainer):
         for rank in range(self._ranks):
             args = {**spec.args, "rank": rank, "ranks": self._ranks, "publishes": rank in self._publishers}
             specs.append(self._customize(replace(spec, name=f"{spec.name}/{rank}", host=RANK_HOST, args=args), rank))
-        note, publishers = self._set_version, self._publishers
+        note, publishers = self._take_note, self._publishers
         return RankProcesses(spec.name, specs, start, on_note=note, publishers=publishers, **self._limits)
 
     def waits(self) -> list[WaitEdge]:

@@ -163,12 +163,16 @@ def last_written_s(path: Path) -> float:
 
 
 def list_stretches(directory: Path | None) -> dict[int, Path]:
-    """Return the older stretches by number, in order; the compressed form of one that is being compressed."""
+    """Return the older stretches by number, in order; the compressed form of one that is being compressed.
+
+    A listing may miss a stretch that changes its form meanwhile, so there are two: it does so only once.
+    """
     found = dict[int, Path]()
-    with suppress(OSError):
-        for path in sorted(directory.iterdir() if directory is not None else ()):
-            if name := _STRETCH_NAME.fullmatch(path.name):
-                found[int(name[1])] = path  # ".jsonl.gz" sorts after ".jsonl"
+    for _ in range(2):
+        with suppress(OSError):
+            for path in sorted(directory.iterdir() if directory is not None else ()):
+                if name := _STRETCH_NAME.fullmatch(path.name):
+                    found[int(name[1])] = path  # ".jsonl.gz" sorts after ".jsonl"
     return dict(sorted(found.items()))
 
 

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headway.monitor.machine_facts import describe_machine
+from headway.monitor.resource_usage import describe_machine
 from headway.weights.base import Bucket, Manifest, WeightReceiver, WeightSource, WeightTransport
 from headway.weights.broadcast_transport import BroadcastInbox, BroadcastTransport
 from headway.weights.delta_transport import DeltaTransport

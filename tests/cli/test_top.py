@@ -15,7 +15,7 @@ from headway.monitor.event_files import read_event_log
 from headway.monitor.live_display import LiveDisplay
 from headway.monitor.run_report import RunMonitor
 from headway.monitor.run_status import EngineStatus, RunStatus, StageStatus, WaitStatus
-from headway.runs.status_file import write_status
+from headway.runs.run_condition import write_status
 from tests.dashboard.factory import make_simulated_run
 
 WAITS = (WaitStatus(on="engine/0", what="request 49.0/0, 3 tokens so far, the oldest of 8 " * 3, seconds=75.0),)

@@ -41,7 +41,7 @@ def test_the_first_pictures_of_a_validation_are_kept(tmp_path: Path) -> None:
         log.write_validation(
             trained, [judged("a", image), judged("b", None), EvaluatedSample(task=Task(position=1), answers=())]
         )
-    ((first, last),) = read_images(tmp_path / "images.jsonl").pairs
+    ((first, last),) = read_images(tmp_path / "images.jsonl")
     assert (first.prompt, first.step, last.step, first.reward) == ("a", 0, 4, 0.5)
     assert png_base64_to_image(first.png) == image
 

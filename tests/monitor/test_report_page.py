@@ -13,8 +13,8 @@ from headway.errors import HeadwayError
 from headway.monitor.event_log import LoggedEvent, encode_event
 from headway.monitor.report_charts import CHARTS, make_chart_columns
 from headway.monitor.report_page import (
-    describe_run_state,
-    list_run_facts,
+    describe_segments,
+    list_facts,
     make_report_page_data,
     render_report_page,
 )
@@ -57,7 +57,7 @@ def test_pictures_of_the_same_prompt_stand_side_by_side_first_and_last(tmp_path:
 
 def test_a_step_that_was_drawn_again_counts_as_it_became() -> None:
     lines = [drawing(0, "a", reward=0.1), drawing(5, "a", reward=0.2), drawing(5, "a", reward=0.3)]
-    ((first, last),) = select_images(lines).pairs
+    ((first, last),) = select_images(lines)
     assert (first.reward, last.reward) == (0.1, 0.3)
 
 
@@ -109,8 +109,8 @@ def test_lost_steps_count_once_with_what_they_became() -> None:
     record = make_run_record(resumed_run(first=12, back_to=10, then=8))
     assert list(record.curves.steps) == list(range(1, 19))
     assert record.curves.steps[11].time_s > record.segments[1].begun_s
-    assert dict(list_run_facts(record))["resumed"] == "1 ×"
-    assert describe_run_state(record) == ("done", "finished")
+    assert dict(list_facts(record.config, record.segments))["resumed"] == "1 ×"
+    assert describe_segments(record.segments, is_alive=record.is_alive) == ("done", "finished")
 
 
 def test_nothing_that_a_killed_process_had_open_stays_open() -> None:
@@ -142,14 +142,15 @@ def test_how_a_run_stands_is_said(end: dict | None, state: tuple[str, str]) -> N
     events = training_run(steps=3, finished=False)
     if end is not None:
         events.append(ev(99, "run.end", "run", **end))
-    assert describe_run_state(make_run_record(events)) == state
+    assert describe_segments(make_run_record(events).segments, is_alive=False) == state
 
 
 def test_a_log_that_was_just_written_to_is_of_a_run_that_goes_on(tmp_path: Path) -> None:
     run = written(tmp_path, training_run(steps=3, finished=False)[:30])
     with (run / "events.jsonl").open("a", encoding="utf-8") as log:
         log.write('[12,"step.e')
-    assert describe_run_state(read_run_record(run)) == ("going", "still running")
+    record = read_run_record(run)
+    assert describe_segments(record.segments, is_alive=record.is_alive) == ("going", "still running")
     assert embedded(render_report_page(run))["runs"][0]["steps"]["step"] == []
 
 

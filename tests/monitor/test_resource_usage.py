@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import platform
 import subprocess
 import sys
 
 from headway.monitor.event_log import LoggedEvent, decode_event, encode_event
 from headway.monitor.events import ResourceUsage, StepBegin, StepEnd, WeightsServed
-from headway.monitor.resource_usage import ResourceMeter
+from headway.monitor.resource_usage import ResourceMeter, describe_machine
 from headway.monitor.scalar_series import compute_scalars
 
 MEGABYTES = 200
@@ -44,3 +45,8 @@ def test_usage_is_logged_and_becomes_a_curve_of_the_step() -> None:
     assert first.values["memory/host_gb"] == 2.0
     assert "memory/host_gb" not in second.values, "a step without a measurement has no number"
     assert (first.values["lag/served_behind"], second.values["lag/served_behind"]) == (0.0, 0.5)
+
+
+def test_the_machine_is_told_in_words_that_an_event_can_hold() -> None:
+    machine = describe_machine()
+    assert "CPU core" in machine and platform.python_version() in machine

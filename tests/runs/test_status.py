@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from headway.cli import main
-from headway.runs.status_file import STATUS_FILE
+from headway.runs.run_condition import STATUS_FILE
 from tests.runs.factory import Runs, count, gone, parts
 
 STAGES = ("dataloader", "generate", "rollout", "logp", "ref_logp", "reward", "train", "param_update")

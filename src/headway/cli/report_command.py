@@ -18,7 +18,7 @@ from typing import Any
 
 from headway.cli.command_line import make_console, print_json
 from headway.errors import HeadwayError
-from headway.monitor.report_page import describe_run_state, list_run_facts, render_report_page
+from headway.monitor.report_page import describe_segments, list_facts, render_report_page
 from headway.monitor.report_tables import print_training_summary
 from headway.monitor.run_record import RunRecord, read_run_record
 
@@ -76,16 +76,16 @@ def _serve(runs: Sequence[Path], port: int) -> int:
 
 def record_to_dict(record: RunRecord) -> dict[str, Any]:
     """Return the report as JSON values, with facts about the run and its state."""
-    state, said = describe_run_state(record)
-    facts = dict(list_run_facts(record))
+    state, said = describe_segments(record.segments, is_alive=record.is_alive)
+    facts = dict(list_facts(record.config, record.segments))
     return {"name": record.name, "state": {"is": state, "said": said}, "facts": facts, **record.report.to_dict()}
 
 
 def _print(records: list[RunRecord]) -> None:
     console = make_console(110)
     for record in records:
-        facts = ", ".join(f"{name} {text}" for name, text in list_run_facts(record)[:4])
-        said = describe_run_state(record)[1]
+        facts = ", ".join(f"{name} {text}" for name, text in list_facts(record.config, record.segments)[:4])
+        said = describe_segments(record.segments, is_alive=record.is_alive)[1]
         console.print("  ".join(part for part in (record.name, said, facts) if part), soft_wrap=True, markup=False)
         print_training_summary(record.report, console)
 

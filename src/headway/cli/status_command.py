@@ -10,14 +10,13 @@ its steps; 1 it ended early, was killed, or does not answer; 2 there is no run.
 
 import argparse
 import time
-from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 
 from headway.cli.command_line import add_json_option, make_console, print_json
 from headway.errors import HeadwayError
-from headway.monitor.report_page import describe_run_state
+from headway.monitor.report_page import describe_segments
 from headway.monitor.report_tables import format_duration
 from headway.monitor.run_record import read_run_record
 from headway.monitor.run_status import RunStatus, format_engines, format_usage, make_stage_table
@@ -55,7 +54,8 @@ def _read_from_log(directory: Path, unreadable: HeadwayError) -> tuple[RunStatus
         record = read_run_record(directory)
     except HeadwayError:
         raise unreadable from None
-    state, words = describe_run_state(replace(record, is_alive=record.is_alive and not is_gone(directory)))
+    is_alive = record.is_alive and not is_gone(directory)
+    state, words = describe_segments(record.segments, is_alive=is_alive)
     trained = max(record.curves.steps, default=0)
     status = RunStatus(phase="training" if state == "going" else "ended", trained=trained, served=trained)
     return status, f"{words or 'unknown'}, by its event log ({unreadable})", state in ("going", "done")

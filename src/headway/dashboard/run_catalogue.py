@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from headway.dashboard.run_view import RunView
 from headway.monitor.event_files import LOG_FILE, STRETCHES
-from headway.runs.status_file import STATUS_FILE
+from headway.runs.run_condition import STATUS_FILE
 
 _MOST_WHOLE = 12
 _DEPTH = 3

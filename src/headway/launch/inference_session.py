@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from itertools import takewhile
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headway.config import ReliabilityConfig, load_config
@@ -63,16 +62,14 @@ async def evaluate_policy(
     tasks: Sequence[Task],
     *,
     answers: int = 1,
-    logs: Path | None = None,
-    sinks: Sequence[EventSink] = (),
     watch: Callable[[Environment], Environment] | None = None,
 ) -> list[EvaluatedSample]:
     """Generate and score `answers` to each task with the policy of `prepared`. Raises `BackendError`.
 
     `watch` wraps the environment of every episode.
     """
-    reward, loop = make_run_rewards(prepared.resolved.config, logs), asyncio.get_running_loop()
-    events, settings = EventLog(loop.time, *sinks), make_run_settings(prepared.resolved)
+    reward, loop = make_run_rewards(prepared.resolved.config), asyncio.get_running_loop()
+    events, settings = EventLog(loop.time), make_run_settings(prepared.resolved)
     sampling = settings.eval_sampling or settings.sampling
     settings = replace(settings, group_size=answers, redundant_members=0, has_greedy_member=False, sampling=sampling)
     failed: asyncio.Future[None] = loop.create_future()
@@ -81,13 +78,13 @@ async def evaluate_policy(
         if not failed.done():
             failed.set_exception(error)
 
-    connect_reward_models(reward, prepared.make_context(logs), lambda name, reason: None)
+    connect_reward_models(reward, prepared.make_context(None), lambda name, reason: None)
     async with AsyncExitStack() as stack:
         stack.callback(release_checkpoint, prepared.policy.path)
         await stack.enter_async_context(open_reward_workers(reward))
         environments = make_environment_pool(prepared.resolved, prepared.policy)
         stack.push_async_callback(environments.close)
-        components = prepared.family.make_inference_components(prepared.make_context(logs))
+        components = prepared.family.make_inference_components(prepared.make_context(None))
         stack.push_async_callback(components.close)
         stack.callback(failed.cancel)
         hub = InferenceHub(

@@ -50,32 +50,27 @@ def _make_run_data(record: RunRecord, name: str) -> dict[str, Any]:
     faults = [row for row in record.lanes.markers if row[1] in FAULT_KINDS]
     return {
         "name": name,
-        "state": describe_run_state(record),
-        "facts": list_run_facts(record),
+        "state": describe_segments(record.segments, is_alive=record.is_alive),
+        "facts": list_facts(record.config, record.segments),
         "rows": make_summary_rows(record.report),
         "steps": make_chart_columns(record.curves.steps.values()),
         "held_out": make_held_out_series(record.curves.held_out.values()),
         "alpha": record.config.get("async_generation_ratio"),
         "resumed": [(segment.begin.trained, segment.begun_s) for segment in record.segments[1:]],
         "answers": record.answers,
-        "pictures": record.images,
+        "pictures": {"pairs": record.images},
         "faults": [(format_duration(time_s), kind, who, text) for time_s, kind, who, text in faults[:_MOST_FAULTS]],
         "faults_left_out": max(0, len(faults) - _MOST_FAULTS),
         "tables": format_report_text(record.report),
     }
 
 
-def describe_run_state(record: RunRecord) -> tuple[str, str]:
-    """Return the state of a run and a description of it.
+def describe_segments(segments: Sequence[RunSegment], *, is_alive: bool) -> tuple[str, str]:
+    """Return the state of a run with these parts and a description of it.
 
     The state is `going`, `done`, `stopped`, `silent` (the log has no end and is not written to), or empty for logs
     that do not say.
     """
-    return describe_segments(record.segments, is_alive=record.is_alive)
-
-
-def describe_segments(segments: Sequence[RunSegment], *, is_alive: bool) -> tuple[str, str]:
-    """Return the state of a run with these parts and a description of it."""
     if not segments:
         return "", ""
     end = segments[-1].end
@@ -86,13 +81,8 @@ def describe_segments(segments: Sequence[RunSegment], *, is_alive: bool) -> tupl
     return "stopped", f"ended early: {end.reason or 'no reason given'}"
 
 
-def list_run_facts(record: RunRecord) -> list[tuple[str, str]]:
-    """Return names and values of what is known about the configuration and the machine."""
-    return list_facts(record.config, record.segments)
-
-
 def list_facts(given: Mapping[str, Any], segments: Sequence[RunSegment]) -> list[tuple[str, str]]:
-    """Return facts about the given options and the parts of a run."""
+    """Return names and values of what the given options and the parts of a run say about it."""
     facts = _list_configured_facts(given) if given else []
     if segments:
         begin = segments[-1].begin

@@ -1,4 +1,4 @@
-"""Measures the memory of a run and the use of its GPUs, for curves, report, panel and `headway status`.
+"""Measures the memory of a run and the use of its GPUs, for curves, report, panel and status; describes the machine.
 
 Processes and memory come from `/proc`, GPUs from NVML, which needs neither torch nor a context on the device, and the
 allocator of torch if this process uses CUDA already. What a machine does not have is left out. One measurement takes
@@ -16,7 +16,9 @@ some milliseconds and may block, so it is made on a thread.
 
 import ctypes
 import os
+import platform
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -117,3 +119,33 @@ def _read_processes() -> tuple[dict[int, int], dict[int, int]]:
         except (OSError, ValueError, IndexError):
             continue  # it has ended meanwhile
     return parents, resident
+
+
+def describe_machine() -> str:
+    """Return devices, cores, memory, system and Python version as one line of text.
+
+    GPUs are named only if torch has been imported already, so that nobody waits for the import here.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    parts = [
+        *_list_gpu_names(sys.modules.get("torch")),
+        f"{cores} CPU core{'s' * (cores != 1)}",
+        *_format_host_memory(),
+    ]
+    parts += [f"{platform.system()} {platform.machine()}", f"Python {platform.python_version()}"]
+    return ", ".join(parts)
+
+
+def _list_gpu_names(torch: Any) -> list[str]:
+    if torch is None or not torch.cuda.is_available():
+        return []
+    names = Counter(torch.cuda.get_device_name(place) for place in range(torch.cuda.device_count()))
+    return [name if count == 1 else f"{count} × {name}" for name, count in names.items()]
+
+
+def _format_host_memory() -> list[str]:
+    try:
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return []
+    return [f"{total / 2**30:.0f} GiB"]

@@ -22,7 +22,7 @@ from headway.monitor.event_files import LOG_FILE, last_written_s, read_event_log
 from headway.monitor.event_log import DAMAGED_LOG, LoggedEvent
 from headway.monitor.events import ErrorReport, RunBegin, RunEnd
 from headway.monitor.run_report import RunMonitor, RunReport
-from headway.monitor.sample_excerpts import AnswerExcerpts, ImageExcerpts, read_answers, read_images
+from headway.monitor.sample_excerpts import AnswerExcerpts, ImagePair, read_answers, read_images
 from headway.monitor.scalar_series import ScalarMeter, ScalarPoint
 from headway.monitor.timeline_lanes import LaneCollector, TimelineLanes
 
@@ -75,7 +75,7 @@ class RunRecord:
     config: Mapping[str, Any] = field(default_factory=dict)
     """Dotted keys; empty if the run has no configuration file."""
     answers: AnswerExcerpts = field(default_factory=AnswerExcerpts)
-    images: ImageExcerpts = field(default_factory=ImageExcerpts)
+    images: tuple[ImagePair, ...] = ()
     is_alive: bool = False
     """Whether the log has no end and was written to a moment ago."""
 

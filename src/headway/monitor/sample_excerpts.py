@@ -146,12 +146,7 @@ class ImageExcerpt:
     """PNG file in base64."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImageExcerpts:
-    """The images to look at."""
-
-    pairs: tuple[tuple[ImageExcerpt, ImageExcerpt], ...] = ()
-    """First and last image of each prompt."""
+ImagePair = tuple[ImageExcerpt, ImageExcerpt]
 
 
 class ImageLog:
@@ -170,14 +165,14 @@ class ImageLog:
             return  # the ledger and the event log report what is wrong with the disk
 
 
-def read_images(path: Path) -> ImageExcerpts:
-    """Return the images of a file to show; none if the file does not exist."""
+def read_images(path: Path) -> tuple[ImagePair, ...]:
+    """Return the first and the last image of each prompt in a file; none if the file does not exist."""
     return select_images(_read_lines(path))
 
 
-def select_images(lines: Iterable[str]) -> ImageExcerpts:
+def select_images(lines: Iterable[str]) -> tuple[ImagePair, ...]:
     """Return the images of the lowest and highest step of each prompt; the later line wins if a step came again."""
-    found: dict[str, tuple[ImageExcerpt, ImageExcerpt]] = {}
+    found: dict[str, ImagePair] = {}
     for line in lines:
         image = _parse_image(line)
         if image is None or (image.prompt not in found and len(found) >= _MOST_IMAGE_PROMPTS):
@@ -186,7 +181,7 @@ def select_images(lines: Iterable[str]) -> ImageExcerpts:
         first = image if image.step <= first.step else first
         last = image if image.step >= last.step else last
         found[image.prompt] = (first, last)
-    return ImageExcerpts(pairs=tuple(found.values()))
+    return tuple(found.values())
 
 
 def _parse_image(line: str) -> ImageExcerpt | None:

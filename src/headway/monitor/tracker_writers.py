@@ -94,7 +94,25 @@ class TensorBoardWriter:
         self._files.close()
 
 
-class WandbWriter:
+class _ServiceWriter:
+    """Writes to a run at a service, which cannot take numbers back."""
+
+    _run: Any
+    """The run as the client of the service knows it."""
+
+    def write(self, point: ScalarPoint) -> None:
+        if point.values:
+            self.log(point)
+
+    def log(self, point: ScalarPoint) -> None:
+        """Send the numbers of one point."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class WandbWriter(_ServiceWriter):
     """Writes to a run of Weights & Biases."""
 
     def __init__(self, directory: Path, project: str, config: Mapping[str, Any]) -> None:
@@ -107,15 +125,11 @@ class WandbWriter:
         self._run.define_metric("trained")
         self._run.define_metric("*", step_metric="trained")
 
-    def write(self, point: ScalarPoint) -> None:
-        if point.values:
-            self._run.log({**point.values, "trained": point.step})
-
-    def close(self) -> None:
-        self._run.finish()
+    def log(self, point: ScalarPoint) -> None:
+        self._run.log({**point.values, "trained": point.step})
 
 
-class TrackioWriter:
+class TrackioWriter(_ServiceWriter):
     """Writes to a run of trackio."""
 
     def __init__(self, directory: Path, project: str, config: Mapping[str, Any]) -> None:
@@ -124,15 +138,11 @@ class TrackioWriter:
         name = f"{directory.name}-{load_tracker_id(directory)}"
         self._run = trackio.init(project=project, name=name, resume="allow", config=dict(config))
 
-    def write(self, point: ScalarPoint) -> None:
-        if point.values:
-            self._run.log({**point.values, "trained": point.step}, step=point.step)
-
-    def close(self) -> None:
-        self._run.finish()
+    def log(self, point: ScalarPoint) -> None:
+        self._run.log({**point.values, "trained": point.step}, step=point.step)
 
 
-class SwanLabWriter:
+class SwanLabWriter(_ServiceWriter):
     """Writes to a run of SwanLab; `SWANLAB_MODE` says whether it goes to the service or stays here."""
 
     def __init__(self, directory: Path, project: str, config: Mapping[str, Any]) -> None:
@@ -144,15 +154,11 @@ class SwanLabWriter:
         where = {"project": project, "name": name, "id": load_tracker_id(directory), "log_dir": str(logs)}
         self._run = swanlab.init(**where, resume="allow", config=dict(config))
 
-    def write(self, point: ScalarPoint) -> None:
-        if point.values:
-            self._run.log(dict(point.values), step=point.step)
-
-    def close(self) -> None:
-        self._run.finish()
+    def log(self, point: ScalarPoint) -> None:
+        self._run.log(dict(point.values), step=point.step)
 
 
-class MlflowWriter:
+class MlflowWriter(_ServiceWriter):
     """Writes to a run of MLflow: to the server of `MLFLOW_TRACKING_URI`, or to `mlflow.db` beside the run."""
 
     def __init__(self, directory: Path, project: str, config: Mapping[str, Any]) -> None:
@@ -174,11 +180,10 @@ class MlflowWriter:
             self._client.log_batch(self._run_id, params=options[first : first + _MLFLOW_PARAMETERS])
         mark.write_text(f"{self._run_id}\n", encoding="utf-8")
 
-    def write(self, point: ScalarPoint) -> None:
-        if point.values:
-            now_ms = int(time.time() * 1000)
-            rows = [self._metric(name, value, now_ms, point.step) for name, value in point.values.items()]
-            self._client.log_batch(self._run_id, metrics=rows)
+    def log(self, point: ScalarPoint) -> None:
+        now_ms = int(time.time() * 1000)
+        rows = [self._metric(name, value, now_ms, point.step) for name, value in point.values.items()]
+        self._client.log_batch(self._run_id, metrics=rows)
 
     def close(self) -> None:
         self._client.set_terminated(self._run_id)

@@ -1,22 +1,55 @@
-"""The condition of a run as seen from outside: what it answers, or what its last status and its process tell."""
+"""The condition of a run as seen from outside: what it answers, or what its last status and its process tell.
+
+A run at work is asked through its control socket. It also writes its status into its directory, every few seconds and
+at the end. That file serves everybody who cannot ask: another user, another machine, and all after the run has ended
+or was killed.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from headway.errors import HeadwayError
 from headway.monitor.report_tables import format_duration
 from headway.monitor.run_status import RunStatus
 from headway.processes.control_socket import CONTROL_SOCKET, send_control_request
-from headway.runs.status_file import WRITE_EVERY_S, read_status
 
+STATUS_FILE = "status.json"
+WRITE_EVERY_S = 5.0
 WAS_KILLED = "was killed, or its machine went down"
 """What the condition of a run begins with if its process is gone and it has not ended."""
 _SILENT_S = 4 * WRITE_EVERY_S
 """A run that has written its status this recently is at work."""
+
+
+def write_status(directory: Path, status: RunStatus) -> None:
+    """Write the whole status or nothing. A directory that cannot be written keeps the old one."""
+    partial = directory / f"{STATUS_FILE}.partial"
+    try:
+        partial.write_text(json.dumps(stamp_status(status).to_json(), ensure_ascii=False) + "\n", encoding="utf-8")
+        partial.replace(directory / STATUS_FILE)
+    except OSError:
+        return  # the ledger and the event log report the problem of the disk
+
+
+def stamp_status(status: RunStatus) -> RunStatus:
+    """Return the status with this process, its machine and the time."""
+    return replace(status, process=os.getpid(), host=socket.gethostname(), time_s=time.time())
+
+
+def read_status(directory: Path) -> RunStatus:
+    """Return the last known status of a run. Raise `HeadwayError` if there is none."""
+    try:
+        return RunStatus.from_json(json.loads((directory / STATUS_FILE).read_text(encoding="utf-8")))
+    except FileNotFoundError as error:
+        raise HeadwayError(f"{directory}: no run has written its status there") from error
+    except (OSError, ValueError) as error:
+        raise HeadwayError(f"{directory / STATUS_FILE}: cannot be read: {error}") from error
 
 
 def find_status(directory: Path, *, timeout_s: float) -> tuple[RunStatus, str, bool]:

@@ -26,6 +26,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -127,16 +128,16 @@ class RunDirectory:
 
     def count_trained_steps(self) -> int:
         """Return the number of steps in the newest checkpoint."""
-        return (_read_last_checkpoint(self.path) or (0, ""))[0]
+        if not self.started:
+            return 0
+        with closing(Ledger(self.path / LEDGER_FILE)) as ledger:
+            return (ledger.last_checkpoint() or (0, ""))[0]
 
     def save_open_samples(self) -> None:
         """Give an end to samples of a finished run that was killed between its last checkpoint and its end."""
-        ledger = Ledger(self.path / LEDGER_FILE)
-        try:
+        with closing(Ledger(self.path / LEDGER_FILE)) as ledger:
             if ledger.counts()["open"]:
                 ledger.save_open({})
-        finally:
-            ledger.close()
 
     def read_last_event_s(self) -> float:
         """Return the time of the last event, from which a resumed run goes on. An incomplete last line is removed."""
@@ -156,11 +157,8 @@ class RunDirectory:
     def start_from_checkpoint(self, checkpoint: Path) -> None:
         """Start a new run from a checkpoint of another one. Raises `ConfigError`."""
         version = read_checkpoint_version(checkpoint)
-        ledger = Ledger(self.path / LEDGER_FILE)
-        try:
+        with closing(Ledger(self.path / LEDGER_FILE)) as ledger:
             ledger.checkpoint(version, str(checkpoint.resolve()))
-        finally:
-            ledger.close()
 
     def write_identity(
         self, resolved: ResolvedConfig, identity: Mapping[str, Any], contents: Mapping[str, str] | None = None
@@ -266,16 +264,6 @@ def _find_newest_complete(checkpoints: Path) -> Path | None:
     """Return the newest complete checkpoint among the directories there, whether a ledger knows it or not."""
     found = [path for path in checkpoints.glob("step-*") if not path.suffix and (path / MARK_FILE).is_file()]
     return max(found, default=None)
-
-
-def _read_last_checkpoint(path: Path) -> tuple[int, str] | None:
-    if not (path / LEDGER_FILE).exists():
-        return None
-    ledger = Ledger(path / LEDGER_FILE)
-    try:
-        return ledger.last_checkpoint()
-    finally:
-        ledger.close()
 
 
 def check_disk_space(path: Path, needed_bytes: int, *, key: str, contents: str) -> None:

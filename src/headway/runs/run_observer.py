@@ -15,8 +15,8 @@ from headway.monitor.events import ErrorReport, ResourceUsage
 from headway.monitor.resource_usage import ResourceMeter
 from headway.monitor.run_status import RunStatus
 from headway.processes.control_socket import serve_control_socket
+from headway.runs.run_condition import WRITE_EVERY_S, stamp_status, write_status
 from headway.runs.run_directory import make_control_handler
-from headway.runs.status_file import WRITE_EVERY_S, stamp_status, write_status
 
 _MOST_NAMES = 6
 

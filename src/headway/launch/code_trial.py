@@ -12,8 +12,8 @@ from headway.data import SizedSource
 from headway.errors import ConfigError, EnvironmentFailed, EpisodeTooLong, RewardError
 from headway.launch.environment_pool import OPENAI_AGENT, make_environment_pool, make_environment_specs
 from headway.launch.training_session import PreparedRun
-from headway.rewards.function_reward import NOT_A_NUMBER
 from headway.rewards.reward_registry import RewardTerm, RoutedReward, make_run_rewards, open_reward_workers
+from headway.rewards.scoring_functions import NOT_A_NUMBER
 from headway.rewards.user_reward_workers import WorkerReward
 from headway.types import Episode, FinishReason, Generation, Task, Turn
 

@@ -5,10 +5,10 @@
     python benchmarks/trainer_gpu.py --shapes 0.5B --lengths 131072 --tokens 262144 --activations recomputed offloaded
     python benchmarks/trainer_gpu.py --device cpu --shapes tiny --lengths 8 64 --tokens 128 --pack 72     # does it run?
 
-Random weights of the shape of Qwen2.5, groups of at most eight answers of equal length to one prompt, one optimizer
-step a batch. MFU counts what mathematics needs: six operations for each weight and trained token, and those of causal
-attention, whatever is recomputed; the peak is that of dense bf16. The second figure counts attention as if every token
-saw the whole sequence, which is the convention of torchtitan.
+Random weights of the shape of Qwen2.5 (0.6B: of Qwen3, whose heads are twice as wide), groups of at most eight answers
+of equal length to one prompt, one optimizer step a batch. MFU counts what mathematics needs: six operations for each
+weight and trained token, and those of causal attention, whatever is recomputed; the peak is that of dense bf16. The
+second figure counts attention as if every token saw the whole sequence, which is the convention of torchtitan.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from end_to_end import SHAPES, machine
+import end_to_end
+from end_to_end import machine
 from headway.algorithms.advantages import AdvantageSettings
 from headway.trainers.local.local_trainer import LocalTrainer
 from headway.trainers.local.policy_model import peak_tflops
@@ -36,21 +37,32 @@ from headway.types import Batch, Episode, FinishReason, Generation, Sample, Samp
 from headway.weights.device_memory import DeviceArena
 from headway.weights.weight_store import WeightStore
 
+SHAPES: dict[str, dict[str, int]] = {
+    **end_to_end.SHAPES,
+    "0.6B": {
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+    },
+}
 VOCABULARY = 151_936
 PROMPT = 64
 
 
 def model_of(shape: str, device: str) -> Any:
     """Random, in the precision that weights are stored in."""
-    from transformers import AutoModelForCausalLM, Qwen2Config
+    from transformers import AutoModelForCausalLM, Qwen2Config, Qwen3Config
 
     torch.manual_seed(0)
-    config = Qwen2Config(
+    make_config = Qwen3Config if "head_dim" in SHAPES[shape] else Qwen2Config
+    config = make_config(
         vocab_size=VOCABULARY,
-        num_key_value_heads=2,
         tie_word_embeddings=True,
         max_position_embeddings=2**18,
-        **SHAPES[shape],
+        **({"num_key_value_heads": 2} | SHAPES[shape]),
     )
     with torch.device(device):
         return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
@@ -81,7 +93,9 @@ def operations(model: Any, tokens: float, prompts: int, group: int, length: int,
     config = model.config
     weights = sum(one.numel() for one in model.parameters())  # tied: the embedding is the head
     keys = PROMPT + (length / 2 if causal else length)
-    attention = 4 * config.num_hidden_layers * config.hidden_size * keys * prompts * group * length
+    heads = config.num_attention_heads
+    width = heads * (getattr(config, "head_dim", None) or config.hidden_size // heads)
+    attention = 4 * config.num_hidden_layers * width * keys * prompts * group * length
     return 3 * (2 * weights * tokens + attention)
 
 

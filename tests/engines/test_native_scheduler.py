@@ -92,6 +92,17 @@ def test_a_free_slot_takes_the_next_request_at_the_next_step() -> None:
     assert not bench.scheduler.busy
 
 
+def test_an_answer_that_nobody_watches_is_reported_in_larger_pieces_and_whole() -> None:
+    bench = Bench(slots=2, slot_tokens=100, prefill_tokens=10, stream_tokens=2)
+    bench.add(1, [5], count=12)
+    bench.add(2, [6], count=12).least_report = 5
+    sizes: dict[int, list[int]] = {1: [], 2: []}
+    for _ in range(12):
+        for update in bench.step()[1]:
+            sizes[update.number].append(len(update.actions))
+    assert sizes == {1: [2] * 6, 2: [5, 5, 2]}
+
+
 def test_siblings_wait_for_the_prompt_and_strangers_pass() -> None:
     bench = Bench(slots=4, slot_tokens=40, prefill_tokens=8)
     for number in range(3):

@@ -30,8 +30,9 @@ class NativeSequence:
     """
 
     __slots__ = (
-        "cached", "continues", "era", "key", "limit", "number", "pages", "params", "prefix", "prompt_length", "routed",
-        "row", "saved", "session", "stay", "stops", "tokens", "unreported", "unreported_logps",
+        "cached", "continues", "era", "key", "least_report", "limit", "number", "pages", "params", "prefix",
+        "prompt_length", "routed", "row", "saved", "session", "stay", "stops", "tokens", "unreported",
+        "unreported_logps",
     )  # fmt: skip
 
     def __init__(
@@ -67,6 +68,8 @@ class NativeSequence:
         self.unreported: list[int] = []
         """Actions not yet reported."""
         self.unreported_logps: list[float] = []
+        self.least_report = 1
+        """Fewest actions that a report is made for before it ends."""
 
     @property
     def missing(self) -> int:

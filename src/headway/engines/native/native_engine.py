@@ -27,6 +27,9 @@ from headway.weights.base import OpenPayload, WeightReceiver
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+_UNWATCHED_TOKENS = 32
+"""Actions between two reports on a GPU where nobody watches the answer grow: every report costs the host some work."""
+
 
 class NativeEngine(ThreadedEngine[ServedParameters]):
     """`model` makes the architecture, its weights do not matter; `decode` is needed for stop strings only.
@@ -109,6 +112,8 @@ class NativeEngine(ThreadedEngine[ServedParameters]):
         number, seed = next(self._numbers), self._settings.seed
         sequence = NativeSequence(request, progress.actions, number=number, slot_tokens=slot_tokens, seed=seed)
         sequence.routed = progress.routed_tokens
+        if self._settings.device != "cpu" and progress.on_chunk is None:
+            sequence.least_report = _UNWATCHED_TOKENS
         return sequence, sequence.find_finish(self._eos)
 
     def _build(self) -> tuple[ServedParameters, EngineCore[Any, Any]]:

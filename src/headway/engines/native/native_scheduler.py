@@ -158,7 +158,8 @@ class NativeScheduler:
     def _make_updates(self, sequence: NativeSequence, finish: FinishReason | None) -> list[RequestUpdate]:
         if finish is not None:
             return [self._end(sequence, finish)]
-        return [_report(sequence)] if len(sequence.unreported) >= self._settings.stream_tokens else []
+        least = max(self._settings.stream_tokens, sequence.least_report)
+        return [_report(sequence)] if len(sequence.unreported) >= least else []
 
     def flush(self) -> list[RequestUpdate]:
         """Return everything not yet reported."""

@@ -35,7 +35,7 @@ def _add_norm(x, delta, weight, total, out, scales, eps, WIDTH: tl.constexpr, PA
     tl.store(out + row * WIDTH + i, normed.to(out.dtype.element_ty), mask=here)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])  # else it is compiled again in the first pack of another kind of length
 def _add_norm_backward(
     total, weight, scales, grad_out, grad_total, grad, partial, rows,
     WIDTH: tl.constexpr, PAD: tl.constexpr, SKIP: tl.constexpr, WEIGHT: tl.constexpr,

@@ -14,6 +14,7 @@ from headway.cli.cluster_command import format_size
 from headway.config import load_config
 from headway.launch.memory_needs import estimate_component_needs, sum_by_memory
 from headway.launch.placement import Placement
+from headway.monitor import resource_usage
 from tests.cli.factory import EXAMPLES
 
 ARITHMETIC = str(EXAMPLES / "arithmetic.yaml")
@@ -131,7 +132,7 @@ def test_a_run_that_does_not_fit_is_said_to(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "meminfo").write_text("MemTotal: 200 kB\nMemAvailable: 100 kB\n")
-    monkeypatch.setattr(cluster_command, "_MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(resource_usage, "_PROC", tmp_path)
     assert main([*dry(model, tmp_path / "run"), "--dry-run"]) == 0
     assert "100 KiB free: does not fit" in capsys.readouterr().out
 

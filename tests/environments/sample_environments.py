@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -48,6 +49,19 @@ class Async:
 
     async def step(self, action: str) -> Reply:
         return Reply(action, reward=0.5, done=action == "end", success=True)
+
+
+class Blocking:
+    """Blocks its event loop, or waits beside it."""
+
+    async def reset(self, seed: int, data: Mapping[str, Any]) -> Reply:
+        return Reply("Go.")
+
+    async def step(self, action: str) -> Reply:
+        if action == "block":
+            time.sleep(60)  # noqa: ASYNC251
+        await asyncio.sleep(60)
+        return Reply("")
 
 
 class Bad:

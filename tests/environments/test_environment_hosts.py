@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from headway.environments import worker_host
 from headway.environments.environment_output import MAX_PRINTED_CHARACTERS, StandardStreamFilter
 from headway.environments.environment_registry import make_environment
 from headway.environments.local_host import LocalEnvironmentHost
@@ -181,6 +182,28 @@ def test_a_worker_that_dies_says_how_and_what_it_said_last() -> None:
         with pytest.raises(EnvironmentFailed, match=r"worker process .* exit code 3: last words"):
             await slot.step("go")
         await slot.leave()
+        await place.close()
+
+    run(scenario)
+
+
+def test_an_episode_beside_one_that_blocks_its_worker_says_why_it_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_host, "_RELEASE_TIMEOUT_S", 0.5)
+
+    async def scenario() -> None:
+        place = WorkerEnvironmentHost(f"{WORLDS}:Blocking", {}, workers=1, episodes_per_worker=2)
+        blocked, beside = await entered(place), await entered(place)
+        for slot in (blocked, beside):
+            await slot.open()
+            await slot.reset(0, {})
+        waiting = asyncio.create_task(beside.step("wait"))
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await blocked.step("block")
+        await blocked.leave()
+        with pytest.raises(EnvironmentFailed, match="because it did not release an episode within"):
+            await waiting
+        await beside.leave()
         await place.close()
 
     run(scenario)

@@ -30,6 +30,7 @@ from headway.launch.memory_needs import ComponentNeeds, estimate_component_needs
 from headway.launch.placement import Placement, plan_placement
 from headway.launch.plan_table import describe_plan
 from headway.launch.required_packages import find_missing_packages
+from headway.monitor.resource_usage import read_meminfo
 from headway.processes.child_process import count_usable_cores
 from headway.version import VERSION
 
@@ -80,7 +81,7 @@ def collect_inventory(directory: Path) -> dict[str, Any]:
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
         "cores": count_usable_cores(),
-        "memory": {"total": _read_meminfo("MemTotal"), "free": measure_free_memory().get("host")},
+        "memory": {"total": read_meminfo().get("MemTotal"), "free": measure_free_memory().get("host")},
         "gpus": list_gpus(),
         "packages": {name: _find_version(name) for name in PACKAGES},
         "room": measure_free_space(directory),
@@ -135,24 +136,14 @@ def _make_inventory_table(facts: dict[str, Any]) -> Table:
 PACKAGES = ("torch", "transformers", "ray", "vllm", "sglang")
 """Packages that Headway can use."""
 _MEMORY_BYTES, _DISK_BYTES, _CHUNK = 128 << 20, 64 << 20, 8 << 20
-_MEMINFO, _SHARED, _CONTROL_GROUP = Path("/proc/meminfo"), Path("/dev/shm"), Path("/sys/fs/cgroup")
+_SHARED, _CONTROL_GROUP = Path("/dev/shm"), Path("/sys/fs/cgroup")
 
 
 def measure_free_memory() -> dict[str, int]:
     """Return free bytes by where they are: `host`, `GPU 0`, …"""
-    limits = [limit for limit in (_read_meminfo("MemAvailable"), _measure_cgroup_memory()) if limit is not None]
+    limits = [limit for limit in (read_meminfo().get("MemAvailable"), _measure_cgroup_memory()) if limit is not None]
     found = {"host": min(limits)} if limits else {}
     return found | {f"GPU {number}": gpu["free"] for number, gpu in enumerate(list_gpus())}
-
-
-def _read_meminfo(name: str) -> int | None:
-    try:
-        for line in _MEMINFO.read_text(encoding="ascii").splitlines():
-            if line.startswith(f"{name}:"):
-                return int(line.split()[1]) * 1024
-    except (OSError, ValueError, IndexError):
-        return None
-    return None
 
 
 def _measure_cgroup_memory() -> int | None:

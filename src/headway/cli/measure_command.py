@@ -20,6 +20,7 @@ import yaml
 
 from headway.cli.command_line import add_run_arguments, at_least_one, load_run_config, make_policy_override
 from headway.config import ResolvedConfig, load_config
+from headway.config.document import nest_values
 from headway.errors import ConfigError, HeadwayError
 from headway.launch.training_session import open_run_directory, prepare_run, run_training
 from headway.monitor.event_log import LoggedEvent
@@ -96,10 +97,5 @@ def measure_costs(resolved: ResolvedConfig, monitor: RunMonitor, lengths: list[i
     train, infer = len(scenario.train_devices), len(scenario.infer_devices)
     found = calibrate_costs(scenario, MeasuredPhases(gen=phases.generation_s, gpus=infer))
     work = MeasuredPhases(logp=phases.logp_s, update=phases.update_s, sync=phases.sync_s, gpus=train)
-    for key, value in (found | calibrate_costs(scenario, work)).items():
-        _, *parts, name = key.split(".")
-        place = block
-        for part in parts:
-            place = place.setdefault(part, {})
-        place[name] = value
-    return block
+    costs = found | calibrate_costs(scenario, work)
+    return block | nest_values({tuple(key.split(".")[1:]): value for key, value in costs.items()})

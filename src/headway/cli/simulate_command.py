@@ -98,11 +98,10 @@ def _choose_directory(name: str, resolved: ResolvedConfig) -> Path:
 
 
 def load_simulation(
-    arguments: list[str], *, seed: int | None = None, steps: int | None = None, more: tuple[str, ...] = ()
+    arguments: list[str], *, seed: int | None = None, steps: int | None = None
 ) -> tuple[str, ResolvedConfig]:
     """Return the name and the configuration that the command line describes."""
     source, overrides = split_arguments(arguments)
-    overrides = [*overrides, *more]
     if seed is not None:
         overrides.append(f"seed={seed}")
     if steps is not None:

@@ -148,9 +148,9 @@ class WorkerEpisodeSlot:
         except EnvironmentFailed:
             assert worker is not None
             worker.accepts_episodes = False  # a call hangs in it
-        except TimeoutError:
+        except TimeoutError:  # its event loop is blocked, so none of its episodes goes on
             assert worker is not None
-            await worker.end()  # its event loop is blocked, so none of its episodes goes on
+            await worker.end(f"was ended, because it did not release an episode within {_RELEASE_TIMEOUT_S:g} s")
         finally:
             await self._host.free_slot(worker)
 
@@ -179,7 +179,7 @@ class EnvironmentWorker:
             output_limit=MAX_PRINTED_CHARACTERS,
             memory_mb=memory_mb,
         )
-        self._name, self._on_death = name, on_death
+        self._name, self._on_death, self._end_reason = name, on_death, ""
         self._child: asyncio.Task[ChildProcess] | None = None
         self._locating = asyncio.Lock()
 
@@ -199,7 +199,8 @@ class EnvironmentWorker:
             return await child.call(method, *args)
         except PeerLost as error:
             self.accepts_episodes = False
-            raise EnvironmentFailed(summarise_end(str(error))) from error
+            told = f"{self._spec.name} {self._end_reason}" if self._end_reason else summarise_end(str(error))
+            raise EnvironmentFailed(told) from error
         except PeerFailed as error:
             raise EnvironmentFailed(f"{self._name}: {method} raised {error}"[:2000]) from error
         except HeadwayError as error:
@@ -227,9 +228,9 @@ class EnvironmentWorker:
             self._on_death(self)
         self.accepts_episodes = False
 
-    async def end(self) -> None:
-        """Kill the worker and everything below it."""
-        self.accepts_episodes = False
+    async def end(self, reason: str = "") -> None:
+        """Kill the worker and everything below it. Episodes that it has fail with `reason`."""
+        self.accepts_episodes, self._end_reason = False, self._end_reason or reason
         if self._child is None:
             return
         await asyncio.wait([self._child], timeout=_RELEASE_TIMEOUT_S)
@@ -271,6 +272,9 @@ class EpisodeServer:
         left = self._slots.pop(slot, None)
         if left is not None:
             await left.leave()
+
+    async def close(self) -> None:
+        """Do nothing: whoever asks ends the process."""
 
     async def _play(self, slot: int, call: Coroutine[Any, Any, Any]) -> JsonValue:
         self._playing[slot] = task = asyncio.ensure_future(call)

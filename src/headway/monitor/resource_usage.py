@@ -97,12 +97,19 @@ def _measure_memory() -> dict[str, float]:
         family |= more
     children = sum(resident[process] for process in family - {os.getpid()})
     values = {"memory/controller_gb": resident[os.getpid()] / _GB, "memory/children_gb": children / _GB}
+    known = read_meminfo()
+    if {"MemTotal", "MemAvailable"} <= known.keys():
+        values["memory/host_gb"] = (known["MemTotal"] - known["MemAvailable"]) / _GB
+    return values
+
+
+def read_meminfo() -> dict[str, int]:
+    """Return the sizes in `/proc/meminfo` by name, in bytes; none on a system that has no such file."""
     try:
         lines = (_PROC / "meminfo").read_text(encoding="ascii").splitlines()
-        known = {name: int(rest.split()[0]) * 1024 for name, _, rest in (line.partition(":") for line in lines)}
-        return {**values, "memory/host_gb": (known["MemTotal"] - known["MemAvailable"]) / _GB}
-    except (OSError, ValueError, KeyError, IndexError):
-        return values
+        return {name: int(rest.split()[0]) * 1024 for name, _, rest in (line.partition(":") for line in lines)}
+    except (OSError, ValueError, IndexError):
+        return {}
 
 
 def _read_processes() -> tuple[dict[int, int], dict[int, int]]:

@@ -4,7 +4,7 @@ The scheduler measures these numbers (`flow/sample_population.py` says how) and 
 that drops stragglers trains shorter answers than the model gives; this is where a user sees it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from headway.monitor.event_record import Event
@@ -59,7 +59,7 @@ class BiasRecorder:
         """Return what is known so far; None before the first step."""
         if "bias/length" not in self._values:
             return None
-        means = {name: _mean(values) for name, values in self._values.items()}
+        means = {name: sum(values) / len(values) for name, values in self._values.items()}
         length_bias, reward_bias = (self._values.get(f"bias/{name}", [0.0])[-1] for name in ("length", "reward"))
         trained = means.get("length/trained")
         return BiasSummary(
@@ -72,7 +72,3 @@ class BiasRecorder:
             length_bias=length_bias,
             reward_bias=reward_bias,
         )
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)

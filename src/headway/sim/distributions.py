@@ -6,6 +6,7 @@ A sampler holds no state: it draws from the random generator of its caller.
 import math
 from collections.abc import Callable
 from pathlib import Path
+from statistics import NormalDist
 
 from headway.config.simulation_config import DistributionConfig
 from headway.errors import ConfigError
@@ -45,12 +46,9 @@ def _make_quantiles(distribution: DistributionConfig, key: str) -> Callable[[flo
         return lambda score: math.exp(mu + sigma * score)
     if distribution.kind == "empirical":
         values = sorted(_read_numbers(distribution.file, key))
-        return lambda score: values[min(int(_compute_normal_cdf(score) * len(values)), len(values) - 1)]
+        cdf = NormalDist().cdf
+        return lambda score: values[min(int(cdf(score) * len(values)), len(values) - 1)]
     return lambda score: mean + std * score if distribution.kind == "gaussian" else mean
-
-
-def _compute_normal_cdf(score: float) -> float:
-    return 0.5 * math.erfc(-score / math.sqrt(2.0))
 
 
 def _compute_log_moments(mean: float, std: float) -> tuple[float, float]:

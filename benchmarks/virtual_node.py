@@ -7,7 +7,7 @@ Every layout is one run of `headway train` with several logical devices on one c
 killed by SIGKILL on the way; no verdict is given until the engine is back. Checked after each run: every engine has
 served every version with the same checksum of its tensors, all steps were trained, and the ledger has lost nothing.
 Then the batches that were trained are replayed in one process, from the initial weights: losses and gradient norms have
-to be those of the ranks up to rounding. Last, the same configuration runs in one process, for its seconds per step. The
+to be those of the ranks up to rounding. The same configuration also runs in one process, for its seconds per step. The
 model is random, of the shape of Qwen2.5, and rewards are drawn by lot. The hybrid layout is that of full
 cards: engines sleep during a step and have one set of weights, one version is on the card, and moments live on the
 host. With `--no-full-cards` it is that of cards with room. What a sleep frees, and the most memory that was in use, are
@@ -297,7 +297,7 @@ def measure_step_s(events: list[LoggedEvent]) -> float:
 
 
 def measure_layout(args: argparse.Namespace, layout: str, model: Path, scratch: Path) -> LayoutResult:
-    """Run one layout, replay it, and run it in one process."""
+    """Run one layout, run it in one process, and replay it."""
     prepared = prepare_layout(args, layout, model, scratch / layout)
     placement = prepared.placement
     sets, transport = placement.places["engine/0"].weight_sets, placement.transport
@@ -314,6 +314,10 @@ def measure_layout(args: argparse.Namespace, layout: str, model: Path, scratch: 
     result.lost = [str(problem) for problem in ledger.audit()]
     ledger.close()
     result.spans_s = measure_spans(events)
+    print(json.dumps(asdict(result)), flush=True)
+    if args.single:
+        result.single_step_s = measure_single(args, layout, model, scratch)
+        print(f"one process: {result.single_step_s:.2f} s a step", flush=True)
     metrics = {event.data["trained"]: event.data for event in events if event.kind == "step.end"}
     for step, alone in zip(sorted(batches), replay(args, prepared, batches), strict=True):
         pairs = [(metrics[step][name], alone[name.removeprefix("train/")]) for name in COMPARED]
@@ -321,12 +325,15 @@ def measure_layout(args: argparse.Namespace, layout: str, model: Path, scratch: 
         for ranks, one in pairs:
             difference = abs(ranks - one) / max(abs(ranks), abs(one), 1.0)
             result.largest_difference = max(result.largest_difference, difference)
-    if args.single:
-        single = prepare_layout(args, f"single {layout}", model, scratch / f"single-{layout}")
-        with open_run_directory(single) as directory:
-            events, _ = asyncio.run(train(single, directory, kill=False))
-        result.single_step_s = measure_step_s(events)
     return result
+
+
+def measure_single(args: argparse.Namespace, layout: str, model: Path, scratch: Path) -> float:
+    """Run the same configuration in one process. Return the seconds of a step."""
+    single = prepare_layout(args, f"single {layout}", model, scratch / f"single-{layout}")
+    with open_run_directory(single) as directory:
+        events, _ = asyncio.run(train(single, directory, kill=False))
+    return measure_step_s(events)
 
 
 def show(args: argparse.Namespace, results: list[LayoutResult]) -> None:

@@ -259,7 +259,7 @@ def arguments() -> argparse.Namespace:
         "--mean-length", type=int, default=0, help="answers end by themselves, after so many on average"
     )
     parser.add_argument("--steps", type=int, default=6)
-    parser.add_argument("--warmup", type=int, default=2)
+    parser.add_argument("--warmup", type=int, default=3, help="the third step may still compile a kernel")
     parser.add_argument("--micro-batch", type=int, default=32)
     parser.add_argument("--reward-s", type=float, default=0.0)
     parser.add_argument("--lora-rank", type=int, default=0, help="train adapters of this rank instead of the weights")

@@ -99,7 +99,8 @@ class PagedKvCache:
         device: torch.device,
     ) -> None:
         self.page_tokens, self.pages, self.host_pages = page_tokens, pages, host_pages
-        self.stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        # No priority over a trainer on the same card: its products, cut short at any time, would lose more than is won.
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         stored = torch.uint8 if dtype == FP8 else dtype  # what is moved; few operations know 8-bit fractions
         self._keys_values = torch.zeros(layers, 2, pages * page_tokens, heads, head_size, dtype=stored, device=device)
         self.layers: list[tuple[Tensor, Tensor]] = [

@@ -49,7 +49,7 @@ class CommitGate:
 
 
 class TrainingThread:
-    """One thread with its own number of torch threads, and on a GPU its own stream of low priority."""
+    """One thread with its own number of torch threads, and on a GPU its own stream."""
 
     def __init__(self, threads: int, name: str = "trainer", device: str = "cpu") -> None:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix=name, initializer=_set_up, initargs=(threads, device))

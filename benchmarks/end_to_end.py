@@ -143,7 +143,7 @@ def measured(args: argparse.Namespace, model: Path, alpha: int, scratch: Path) -
     first, last = args.warmup, args.warmup + args.steps
     window = [ends[step] for step in range(first + 1, last + 1)]
     span_s = ends[last].time_s - ends[first].time_s
-    loads = _spans(events, "load")
+    loads = measure_spans(events, "load")
     return {
         "alpha": alpha,
         "step_s": span_s / args.steps,
@@ -187,7 +187,7 @@ class Utilisation:
         return sum(inside) / len(inside) if inside else float("nan")
 
 
-def _spans(events: list[LoggedEvent], name: str) -> list[float]:
+def measure_spans(events: list[LoggedEvent], name: str) -> list[float]:
     """Return the seconds of all spans whose names begin so; every part of a run numbers its own spans."""
     begun: dict[tuple[str, int], float] = {}
     found = []

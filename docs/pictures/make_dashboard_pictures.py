@@ -34,7 +34,9 @@ async def photograph(page: Page, view: str, runs: list[str], name: str, settle_s
     await asyncio.sleep(settle_s)
     path = HERE / f"dashboard-{name}.png"
     await page.photograph(path)
-    Image.open(path).convert("RGB").quantize(_COLOURS, method=Image.Quantize.MAXCOVERAGE).save(path, optimize=True)
+    whole = Image.open(path).convert("RGB")
+    few = whole.quantize(_COLOURS, method=Image.Quantize.MEDIANCUT, kmeans=2, dither=Image.Dither.NONE)
+    few.save(path, optimize=True)
     print(f"{path}  {path.stat().st_size // 1024} KB", flush=True)
 
 

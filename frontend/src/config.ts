@@ -14,7 +14,7 @@ export class Config implements View {
   readonly element = h("div", { class: "view" });
   private search = h("input", { type: "search", placeholder: "find an option…", "aria-label": "find an option", id: "search" });
   private which = h("select", { "aria-label": "which options" });
-  private body = h("div");
+  private body = h("div", { class: "view" });
   private found: Configuration[] = [];
   private runs: string[] = [];
 
@@ -64,7 +64,7 @@ export class Config implements View {
     replace(this.body, facts,
       rows.length
         ? h("div", { class: "card scroll" }, h("table", { class: "config" }, h("thead", {}, h("tr", {}, h("th", {}, `option (${rows.length})`), ...heads, single ? h("th", {}, "comes from") : null)), h("tbody", {}, ...rows)))
-        : h("p", { class: "empty" }, this.found.some((one) => one.rows.length) ? "No option fits." : "This run has left no configuration."));
+        : h("p", { class: "empty" }, this.found.some((one) => one.rows.length) ? "No option fits." : this.runs.length ? "This run has left no configuration." : "No run is chosen. Choose one above, or press r."));
   }
 }
 

@@ -62,14 +62,15 @@ export class Health implements View {
       h("header", { class: "card" }, h("h3", {}, h("i", { class: "dot", style: { background: store.color(run) } }), head?.name ?? run),
         h("p", { class: `health ${sign}` }, h("span", { class: "sign" }, HEALTH_SIGNS[sign] ?? "?"), said),
         h("p", { class: "note" }, status ? `${said.includes(status.condition) ? "" : `${status.condition}; `}step ${status.trained}, served ${status.served}${status.level === "normal" ? "" : `, degraded: ${status.level}`}${status.host ? `; process ${status.process} on ${status.host}` : ""}` : "no status: a simulated run, or a log alone")));
-    if (status && !status.finished)
+    if (status && !status.finished && status.phase !== "ended")
       panel.append(h("div", { class: "grid two" }, h("section", { class: "card" }, h("h3", {}, "Stages"), makeStages(status.stages)),
         h("section", { class: "card" }, h("h3", {}, "Who waits for whom"), makeGraph(status), makeCulprits(status))));
     if (status) panel.append(h("section", { class: "card" }, h("h3", {}, "Workers"), this.makeWorkers(run, status)));
     const rows = this.incidents.get(run) ?? [];
+    const none = this.incidents.has(run) ? "No validation, checkpoint or fault so far." : "reading the log…";
     panel.append(h("section", { class: "card" }, h("h3", {}, "Incidents", h("span", { class: "note" }, " newest first; validations and checkpoints among them")), rows.length
       ? h("ol", { class: "incidents" }, ...rows.slice(0, 60).map(([time, kind, who, text]) => h("li", {}, h("time", {}, formatDuration(time)), h("b", { class: kind }, KINDS[kind] ?? kind), h("span", {}, kind in KINDS ? "" : who), h("span", { class: "text" }, text.replace(/-?\d+\.\d{4,}(e-?\d+)?/g, (digits) => formatNumber(Number(digits)))))))
-      : h("p", { class: "note" }, "No validation, checkpoint or fault so far.")));
+      : h("p", { class: "note" }, none)));
     return panel;
   }
 
@@ -77,7 +78,7 @@ export class Health implements View {
     const faults = store.heads.get(run)?.faults ?? {};
     const restarts = (name: string) => String(faults[`restart ${name}`] ?? 0);
     const usage = Object.entries(status.usage ?? {}).map(([name, value]) => h("div", {}, h("dt", {}, nameUsage(name)), h("dd", {}, name.startsWith("gpu_utilization") ? `${formatNumber(100 * value)} %` : /_gb\b/.test(name) ? `${formatNumber(value)} GB` : formatNumber(value))));
-    const rows = status.engines.map((engine) => h("tr", {}, h("td", {}, engine.name), h("td", {}, `${engine.health === "up" ? "✓" : "✕"} ${engine.health}`), h("td", { class: "number" }, engine.version), h("td", { class: "number" }, engine.requests), h("td", { class: "number" }, restarts(engine.name))));
+    const rows = status.engines.map((engine) => h("tr", {}, h("td", {}, engine.name), h("td", {}, status.phase === "ended" ? "ended" : `${engine.health === "up" ? "✓" : "✕"} ${engine.health}`), h("td", { class: "number" }, engine.version), h("td", { class: "number" }, engine.requests), h("td", { class: "number" }, restarts(engine.name))));
     rows.push(h("tr", {}, h("td", {}, "trainer"), h("td", {}, status.phase), h("td", { class: "number" }, status.trained), h("td", { class: "number" }, "–"), h("td", { class: "number" }, restarts("trainer"))));
     return h("div", {}, h("table", {}, h("thead", {}, h("tr", {}, ...["worker", "health", "version", "requests", "restarts"].map((text, place) => h("th", { class: place > 1 ? "number" : "" }, text)))), h("tbody", {}, ...rows)), usage.length ? h("dl", { class: "facts wide" }, ...usage) : null);
   }

@@ -35,7 +35,7 @@ export class Samples implements View {
   private form = h("form", { class: "filters card", onsubmit: (event: Event) => event.preventDefault() });
   private list = h("ol", { class: "list" });
   private detail = h("section", { class: "detail" });
-  private said = h("p", { class: "note" });
+  private said = h("p", { class: "note" }, "reading the samples…");
   private pictures = h("section", { class: "pictures" });
   private inputs = new Map<string, HTMLInputElement | HTMLSelectElement>();
   private coloring: Coloring = "log-probability";

@@ -6,7 +6,7 @@ import { formatClock, formatDuration, formatNumber, h, replace, TIME_STEPS } fro
 import { store } from "./store";
 import type { View } from "./views";
 
-const LABELS = 118;
+const LABELS = innerWidth < 600 ? 92 : 118;
 const TOP = 64;
 const HEIGHTS: Record<string, number> = { state: 20, engine: 26, pool: 18, gpu: 22, groups: 26, drops: 18 };
 const TITLES: Record<string, string> = { state: "stages", engine: "engines", gpu: "devices", pool: "worker pools", groups: "groups", drops: "drops" };
@@ -41,7 +41,7 @@ class Pane {
   readonly element: HTMLElement;
   private canvas = h("canvas", { class: "lanes", tabindex: 0, role: "application", "aria-label": "timeline: arrow keys move, plus and minus zoom, 0 shows everything" });
   private tip = h("div", { class: "tip", role: "status", hidden: true });
-  private said = h("span", { class: "note" });
+  private said = h("span", { class: "note" }, "reading the log…");
   private data: Window | null = null;
   private from = 0;
   private to = 0;
@@ -243,7 +243,7 @@ class Pane {
 
   private drawAxis(context: CanvasRenderingContext2D, color: Colors, height: number): void {
     const span = this.to - this.from || 1;
-    const rough = span / Math.max(2, this.width() / 90);
+    const rough = span / Math.max(3, this.width() / 90);
     const power = 10 ** Math.floor(Math.log10(rough));
     const each = (rough < 1 ? [1, 2, 5, 10].map((one) => one * power) : TIME_STEPS).find((one) => one >= rough) ?? 10 * power;
     context.strokeStyle = color.grid;
@@ -493,6 +493,7 @@ export class Timeline implements View {
       this.destroy();
       this.panes = store.chosen.slice(0, 4).map((one) => new Pane(one));
       replace(this.element, ...this.panes.map((pane) => pane.element));
+      if (!store.chosen.length) this.element.append(h("p", { class: "empty" }, "No run is chosen. Choose one above, or press r."));
       if (store.chosen.length > 4) this.element.append(h("p", { class: "note" }, "The first four of the chosen runs are shown."));
     } else if (what === "status" && run) this.panes[store.chosen.indexOf(run)]?.refresh();
   }

@@ -74,7 +74,7 @@ export class ChartGrid {
         this.cards.delete(key);
       }
     this.element.querySelector(".empty")?.remove();
-    if (!shown.length) this.element.append(h("p", { class: "empty" }, !store.chosen.length ? "No run is chosen. Choose one above, or press r." : this.charts().length ? "No step is done yet. Curves appear with the first one." : "No chart fits."));
+    if (!shown.length) this.element.append(h("p", { class: "empty" }, !store.chosen.length ? "No run is chosen. Choose one above, or press r." : this.charts().length ? store.chosen.every((run) => store.curves.has(run)) ? "No step is done yet. Curves appear with the first one." : "reading the log…" : "No chart fits."));
   }
 
   destroy(): void {

@@ -131,16 +131,17 @@ def _print_plan(prepared: PreparedRun, console: Console) -> None:
 def print_introduction(
     prepared: PreparedRun, done: int, console: Console, changes: Sequence[OptionChange] = ()
 ) -> None:
-    """Print three lines about what will run, the notes, and what changed since the process before."""
+    """Print a few lines about what will run, the notes, and what changed since the process before."""
     config, derived = prepared.resolved.config, prepared.resolved.derived
     each, of = ("starts", "episodes") if derived.pipeline == "agentic" else ("prompts", "answers")
     console.print(
         f"{config.exp_name}: {prepared.policy.parameters / 1e6:,.1f}M parameters from {prepared.policy.path.name}, "
         f"{derived.groups_per_step} {each} × {derived.group_size} {of} a step, {config.max_steps} steps\n"
-        f"headway α = {config.async_generation_ratio:g}: a sample is at most {derived.bound} "
-        f"version{'' if derived.bound == 1 else 's'} old when it is trained; "
+        f"α = {config.async_generation_ratio:g}: a sample is at most {derived.bound} "
+        f"version{'' if derived.bound == 1 else 's'} old when it is trained\n"
         f"loss {config.pg_variant}, advantages {config.adv_estimator}\n"
-        f"{prepared.placement.summary}; everything goes to {prepared.directory}",
+        f"{prepared.placement.summary}\n"
+        f"everything goes to {prepared.directory}",
         soft_wrap=True,
         markup=False,
     )

@@ -44,7 +44,7 @@ def node_to_value(node: TreeNode) -> Any:
 def get_origin(node: TreeNode) -> str:
     """Return where a node was given. A section was given where its first value was."""
     while isinstance(node, dict):
-        node = next(iter(node.values()), ConfigEntry(None, "nowhere"))
+        node = next(iter(node.values()), ConfigEntry(None, "an empty section"))
     return node.origin
 
 

@@ -101,7 +101,8 @@ def read_yaml_file(path: Path, problems: list[ConfigError], including: tuple[Pat
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        problems.append(ConfigError(f"cannot read the file: {reason}", key="FILE", value=str(path)))
+        hint = "a configuration, or the directory of a run" if isinstance(error, FileNotFoundError) else ""
+        problems.append(ConfigError(f"cannot read the file: {reason}", key="FILE", value=str(path), hint=hint))
         return {}
     entries = read_yaml_text(text, path.name, problems)
     return _compose(path, entries, problems, including)

@@ -172,7 +172,7 @@ def test_rewards_read_the_columns_of_the_data() -> None:
         }
     ).config
     terms: Any = make_run_rewards(config)
-    found = {term.name: term.reward for term in terms._terms}
+    found = {term.name: term.reward for term in terms.terms}
     assert (found["judged"].question, found["judged"].answer) == ("messages", "ground_truth")
     row = {"messages": json.dumps([{"role": "user", "content": "Why?"}]), "ground_truth": "So."}
     fields = found["judged"]._make_fields(episode("Hm.", data=row))

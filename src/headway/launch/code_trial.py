@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 
 from headway.data import SizedSource
-from headway.environments.base import ConcurrencyLimitedEnvironment
+from headway.environments.base import find_concurrency_limit
 from headway.errors import ConfigError, EnvironmentFailed, EpisodeTooLong, RewardError
 from headway.launch.environment_pool import OPENAI_AGENT, make_environment_pool, make_environment_specs
 from headway.launch.training_session import PreparedRun
@@ -77,8 +77,8 @@ async def _try_environments(prepared: PreparedRun) -> list[str]:
             episode = pool(tasks[tag])
             try:
                 async with asyncio.timeout(_TIMEOUT_S):
-                    if isinstance(episode, ConcurrencyLimitedEnvironment):
-                        await episode.enter()
+                    if (limited := find_concurrency_limit(episode)) is not None:
+                        await limited.enter()
                     observation = await episode.reset(tasks[tag])
             except EpisodeTooLong as error:
                 problem, hint = f"the first episode of {tag} {error}", "a larger one, or shorter observations"

@@ -50,8 +50,20 @@ class AttentionCalls:
         return key.shape == value.shape or (shorter and key.shape[:-1] == value.shape[:-1])
 
 
+_found: dict[tuple[type, str, bool], str | None] = {}
+"""What was found about an architecture: an engine builds the same one each time that it wakes up."""
+
+
 def find_call_problem(model: PreTrainedModel, *, shorter_values: bool = False) -> str | None:
     """Return what is unusual about the calls of attention in `model`; None if nothing is, or it cannot be seen."""
+    key = type(model), model.config.to_json_string(use_diff=False), shorter_values
+    if key not in _found:
+        _found[key] = _probe_calls(model, shorter_values=shorter_values)
+    return _found[key]
+
+
+def _probe_calls(model: PreTrainedModel, *, shorter_values: bool) -> str | None:
+    """Run a copy without weights, and return what is unusual about its calls."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(_PROBE_ATTENTION, _note_call)

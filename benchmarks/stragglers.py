@@ -168,6 +168,7 @@ def make_configuration(args: argparse.Namespace, cell: str, seed: int, model: Pa
         "custom_envs": {
             letter: {
                 "env_type": f"{Path(__file__).resolve()}:WantedSymbol",
+                "workers": 0,  # a process for each letter would take most of a short run to start
                 "max_tokens_per_step": length,
                 "env_config": {"letter": letter, "wanted": SYMBOLS[place % len(SYMBOLS)]},
             }
@@ -239,6 +240,9 @@ def main() -> None:
     began_s = time.monotonic()
     try:
         make_model(scratch / "model", args)
+        if args.warm_up:  # compiles the kernels of the largest number of answers at once
+            run_cell(argparse.Namespace(**{**vars(args), "steps": 5}), args.cells[-1], 0, scratch / "model", scratch)
+            print(f"{time.monotonic() - began_s:.0f} s: warm", flush=True)
         for seed, cell in itertools.product(args.seeds, args.cells):
             if rows and time.monotonic() - began_s > args.budget_s:
                 print(f"{cell}, seed {seed}: left out, {args.budget_s:.0f} s are over", flush=True)
@@ -248,7 +252,8 @@ def main() -> None:
             except RuntimeError as error:
                 print(error, flush=True)
                 break
-            print(json.dumps({key: value for key, value in rows[-1].items() if key != "curve"}), flush=True)
+            shown = {key: value for key, value in rows[-1].items() if key != "curve"}
+            print(f"{time.monotonic() - began_s:.0f} s:", json.dumps(shown), flush=True)
             if args.out:
                 args.out.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     finally:
@@ -300,6 +305,7 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--median", type=int, default=90, help="median length of an answer in tokens")
     parser.add_argument("--processes", action=argparse.BooleanOptionalAction, help="trainer and engine as processes")
     parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--warm-up", action="store_true", help="first train five steps of the last cell for nothing")
     parser.add_argument("--learning-rate", type=float, default=3e-4)
     parser.add_argument("--pretraining-steps", type=int, default=300)
     parser.add_argument("--budget-s", type=float, default=420.0, help="no cell begins after so many seconds")

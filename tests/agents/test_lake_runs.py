@@ -23,7 +23,7 @@ def test_the_seed_trains_validates_is_killed_and_goes_on(runs: Runs, tmp_path: P
     children = list(parts(run).values())
     run.kill()
     run.end()
-    assert gone(children, 5.0)
+    assert gone(children)
     again = runs.start(run.directory, "train", str(run.directory), "--resume")
     assert again.end() == 0, again.text
     assert [event.data["trained"] for event in events(run.directory, "step.end")][-1] == 4

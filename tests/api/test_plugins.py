@@ -83,7 +83,8 @@ def test_loss_policy_stages_and_reward_work_in_a_real_run(runs: Runs, tmp_path: 
 def test_an_environment_works_in_a_real_run_and_in_worker_processes(runs: Runs, tmp_path: Path) -> None:
     words = [f"pretrain={runs.model}", f"output_dir={tmp_path / 'run'}", "track_with=[]", "processes=false"]
     file = str(PLUGINS / "agentic.yaml")
-    run = runs.start(tmp_path / "run", "train", file, *words, "custom_envs.guess.workers=1", "max_steps=2")
+    words += ["rollout_batch_size=4", "train_env_manager.group_size=2", "sequence_length=128", "max_steps=2"]
+    run = runs.start(tmp_path / "run", "train", file, *words, "custom_envs.guess.workers=1")
     assert run.end() == 0, run.text
     audit(run.directory)
 

@@ -17,6 +17,7 @@ import headway
 from headway.errors import ConfigError
 from headway.models.tiny_model import make_tiny_model
 from tests.cli.factory import EXAMPLES
+from tests.runs.factory import Runs
 
 START = (EXAMPLES.parent / "docs" / "start.md").read_text(encoding="utf-8")
 
@@ -79,24 +80,20 @@ print("REWARDS", sorted(summary.rewards))
 """
 
 
-def test_a_run_of_a_script_goes_on_and_is_judged_by_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_of_a_script_goes_on_and_is_judged_by_commands(runs: Runs, tmp_path: Path) -> None:
     """The script has no guard: a command imports it for the reward, and does not start it again."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    make_tiny_model(tmp_path / "model", steps=20)
     rows = [f'{{"prompt": "{a}+{b}=", "answer": "{a + b}"}}\n' for a in range(10) for b in range(5)]
     (tmp_path / "train.jsonl").write_text("".join(rows), encoding="utf-8")
-    small = {"pretrain": "model", "max_steps": 1, "processes": False, "track_with": [], "filter_zero_variance": False}
+    small = {"pretrain": str(runs.model), "max_steps": 1, "processes": False, "filter_zero_variance": False}
+    small |= {"track_with": [], "rollout_batch_size": 4, "num_return_sequences_in_group": 2}
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(yaml.safe_load(block("yaml")) | small), encoding="utf-8")
     (tmp_path / "script.py").write_text(SCRIPT, encoding="utf-8")
-
-    def start(*words: str) -> str:
-        command = [sys.executable, *words]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=300)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    assert "REWARDS [1]" in start("script.py")
+    done = subprocess.run(
+        [sys.executable, "script.py"], capture_output=True, text=True, cwd=tmp_path, timeout=300, check=False
+    )
+    assert "REWARDS [1]" in done.stdout, done.stderr
     assert f"{tmp_path}/script.py:closeness" in (tmp_path / "run" / "config.yaml").read_text(encoding="utf-8")
-    assert "going on from step 1" in start("-m", "headway", "train", "run", "max_steps=2")
-    judged = start("-m", "headway", "eval", "run", "--limit", "2", "--json")
-    assert '"failed": 0' in judged and "REWARDS" not in judged
+    again = runs.start(tmp_path / "run", "train", "run", "max_steps=2")
+    assert again.end() == 0 and "going on from step 1" in again.text, again.text
+    judged = runs.start(tmp_path / "run", "eval", "run", "--limit", "2", "--json")
+    assert judged.end() == 0 and '"failed": 0' in judged.text and "REWARDS" not in judged.text, judged.text

@@ -45,7 +45,7 @@ def session() -> Iterator[None]:
 
 
 class TestActors(ClusterContract):
-    UP_S = 8.0
+    UP_S = 4.0
 
     def run(self, scenario: Coroutine[Any, Any, None]) -> None:
         async def closed() -> None:

@@ -144,7 +144,7 @@ class Beginning(ServerHandle):
         self._seen, self.url = self._standin.decoder, self._standin.url
 
 
-def run(scenario: Coroutine[Any, Any, None], timeout_s: float = 20.0) -> None:
+def run(scenario: Coroutine[Any, Any, None], timeout_s: float = 120.0) -> None:
     """On a loop of its own, never forever."""
 
     async def bounded() -> None:

@@ -167,7 +167,7 @@ class SlowCacheRunner(SlowSteps, ModelCacheRunner):
     """Computes one sequence after the other."""
 
 
-def run(scenario: Coroutine[Any, Any, None], timeout_s: float = 60.0) -> None:
+def run(scenario: Coroutine[Any, Any, None], timeout_s: float = 300.0) -> None:
     """On a loop of its own, never forever."""
 
     async def bounded() -> None:

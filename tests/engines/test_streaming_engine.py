@@ -79,7 +79,7 @@ def test_an_answer_that_is_complete_is_not_continued_after_a_pause(
         await engine.closing.wait()
         await engine.pause()
         await engine.resume()
-        assert await asyncio.wait_for(answer, 5) is finish
+        assert await asyncio.wait_for(answer, 60) is finish
         assert list(progress.actions) == tokens and engine.opened == 1
         assert [(run.version, run.count) for run in progress.runs] == [(3, len(tokens))]
 

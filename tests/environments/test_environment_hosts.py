@@ -38,7 +38,7 @@ def host(kind: str, name: str, places: int = 2, **options: Any) -> Host:
 
 def run(scenario: Callable[[], Awaitable[None]]) -> None:
     async def timed() -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             await scenario()
 
     asyncio.run(timed())

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from typing import Any
 
 import pytest
 
 from headway.errors import ConfigError, EngineCrashed, HeadwayError
 from headway.launch.components import TrainingComponents
+from headway.launch.training_session import _InterruptHandler
 
 
 class FakeBackend:
@@ -52,3 +54,22 @@ def test_what_keeps_a_part_from_coming_up_is_raised(failures: list[HeadwayError]
     with pytest.raises(type(last), match=str(last).split(":")[0]):
         asyncio.run(components(FakeBackend(), engine).start())
     assert engine.starts == starts
+
+
+def test_after_a_run_signals_do_again_what_they_did_before_it() -> None:
+    """With the defaults a SIGTERM that comes while the report is written would end the process without a word."""
+
+    async def main() -> None:
+        with _InterruptHandler(lambda name, is_clean: None):
+            assert signal.getsignal(signal.SIGTERM) is not ours
+
+    def ours(number: int, frame: object) -> None:
+        pass
+
+    earlier = signal.signal(signal.SIGTERM, ours)
+    try:
+        asyncio.run(main())
+        assert signal.getsignal(signal.SIGTERM) is ours
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGTERM, earlier)

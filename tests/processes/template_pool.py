@@ -36,7 +36,7 @@ class Pool:
         self._runner = asyncio.Runner()
         self._template: Template | None = None
 
-    def run(self, scenario: Coroutine[Any, Any, None], timeout_s: float = 60.0) -> None:
+    def run(self, scenario: Coroutine[Any, Any, None], timeout_s: float = 300.0) -> None:
         async def bounded() -> None:
             async with asyncio.timeout(timeout_s):
                 await scenario

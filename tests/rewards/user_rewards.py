@@ -19,7 +19,7 @@ async def slowly(text: str, data: dict[str, Any]) -> dict[str, float]:
 
 
 def blocking(text: str, data: dict[str, Any]) -> bool:
-    time.sleep(0.2)
+    time.sleep(0.5)
     return True
 
 

@@ -70,7 +70,7 @@ def find_stall(run: Run, *words: str) -> str:
     for child in children:
         if Path(f"/proc/{child}").exists():
             os.kill(child, signal.SIGCONT)
-    assert gone(children, 5.0)
+    assert gone(children)
     audit(run.directory)
     assert "Traceback" not in run.text
     return blamed()[0]

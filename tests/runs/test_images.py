@@ -60,7 +60,7 @@ def test_a_killed_run_goes_on_and_trains_everything_once(runs: Runs, model: Path
     assert len(children) == 2
     run.kill()
     run.end()
-    assert gone(children, 5.0)
+    assert gone(children)
     kept = [decode_episode(blob) for (blob,) in rows(run.directory, "SELECT episode FROM payloads")]
     again = begin(runs, run.directory, model, **options)
     assert again.end() == 0, again.text

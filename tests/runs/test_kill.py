@@ -132,7 +132,7 @@ def test_a_run_that_is_killed_twenty_times_finishes_as_if_it_had_not_been(runs: 
         children = list(parts(run).values())
         run.kill()
         assert run.end() == -signal.SIGKILL
-        assert gone(children, 2.0), f"killed at {name}: {children} are left"
+        assert gone(children), f"killed at {name}: {children} are left"
         if (directory / "ledger.sqlite").exists():
             audit(directory)
             books.look()

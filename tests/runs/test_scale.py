@@ -33,7 +33,7 @@ def test_engines_join_and_leave_a_run_at_work(runs: Runs, tmp_path: Path) -> Non
     assert run.until(lambda: count(run.directory, "step.end") >= now + 2), run.text
     run.kill(signal.SIGINT)
     assert run.end() == 1, run.text
-    assert gone([stays], 2.0) and segments() <= before
+    assert gone([stays]) and segments() <= before
     audit(run.directory)
     (joined,), (up,), (left,) = (events(run.directory, kind) for kind in ("join", "up", "leave"))
     assert joined.who == up.who == left.who == "engine/1"

@@ -42,7 +42,7 @@ def test_a_run_says_what_each_stage_does_and_waits_for_until_it_is_killed(
     children = list(parts(run).values())
     run.kill()
     run.end()
-    assert gone(children, 5.0)
+    assert gone(children)
     code, said = ask(runs, tmp_path, str(run.directory))
     assert code == 1 and f"was killed, or its machine went down: process {run.pid} is gone" in said, said
     assert "last known state" in said and "generate" in said

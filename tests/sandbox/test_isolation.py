@@ -445,7 +445,7 @@ def test_nothing_survives_the_sudden_death_of_its_owner() -> None:
             await asyncio.sleep(0.02)
         owner.kill()
         await owner.wait()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while processes_with(marker):  # noqa: ASYNC110  (nobody is left to tell us)
                 await asyncio.sleep(0.02)
 

@@ -59,7 +59,7 @@ class Stage:
             self._stack.enter_async_context(open_serving_hub(made, sinks=[lambda event: self.hear(event)]))
         )
 
-    def run(self, scenario: Coroutine[Any, Any, None], timeout_s: float = 60.0) -> None:
+    def run(self, scenario: Coroutine[Any, Any, None], timeout_s: float = 300.0) -> None:
         """Never forever."""
 
         async def bounded() -> None:

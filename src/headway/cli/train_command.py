@@ -114,7 +114,14 @@ def _train(args: argparse.Namespace, received: list[str]) -> int:
                 f"ended early after step {_describe_trained_steps(directory)}: {error}", directory.path
             )
             return 1
-    return print_conclusion(prepared, summary, console)
+    try:
+        return print_conclusion(prepared, summary, console)
+    except KeyboardInterrupt:  # a second one, which came too late to end the run at once
+        if summary.finished:
+            print(f"interrupted; the run is finished. For its report: headway report {directory.path}", file=sys.stderr)
+        else:
+            _print_how_to_resume(f"ended early after step {summary.trained}: {summary.reason}", directory.path)
+        return 130
 
 
 def _print_plan(prepared: PreparedRun, console: Console) -> None:

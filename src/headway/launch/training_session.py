@@ -328,14 +328,17 @@ class _InterruptHandler:
         self._stop_request = stop_request
 
     def __enter__(self) -> _InterruptHandler:
+        self._earlier = {number: signal.getsignal(number) for number in _SIGNALS}
         for number in _SIGNALS:
             self._loop.add_signal_handler(number, self._interrupt, number)
             signal.signal(number, self._interrupt_blocked_loop)  # called as well, and at once
         return self
 
     def __exit__(self, *exception: object) -> None:
-        for number in _SIGNALS:
+        for number, earlier in self._earlier.items():
             self._loop.remove_signal_handler(number)
+            if earlier is not None:  # the default would end the process silently on a late SIGTERM
+                signal.signal(number, earlier)
 
     def _interrupt_blocked_loop(self, number: int, frame: object) -> None:
         if self.watchdog is not None and self.watchdog.is_blocked:

@@ -79,6 +79,13 @@ for _name, _loss in {
     "dppo_kl": LossTraits(
         corrects_off_policy=True, skips_zero_advantages=True, reads_dual_clip=True, default_clip=(0.05, 0.05)
     ),
+    "cppo": LossTraits(
+        corrects_off_policy=True,
+        skips_zero_advantages=True,
+        reads_dual_clip=True,
+        needs_whole_sequences=True,
+        default_clip=(0.15, 0.15),
+    ),
     "gmpo": LossTraits(
         corrects_off_policy=True, skips_zero_advantages=True, needs_whole_sequences=True, default_clip=(0.4, 0.4)
     ),

@@ -114,7 +114,7 @@ async def train_async(
     console, prepared = make_console(), prepare_run(resolved)
     with open_run_directory(prepared) as directory:
         done = directory.count_trained_steps()
-        if done >= resolved.config.max_steps:
+        if done >= prepared.resolved.config.max_steps:
             directory.save_open_samples()
             print_finished(directory.path, done, console)
             return add_rewards(RunSummary(trained=done, finished=True), directory.path)

@@ -94,7 +94,7 @@ POLICY_LOSSES: Registry[Any] = Registry(
     "policy loss",
     built_in=(
         *("ppo", "decoupled_ppo", "vanilla", "tis", "cispo", "topr", "kimi15"),
-        *("sapo", "dppo_tv", "dppo_kl", "gmpo", "gspo", "up", "clip_cov", "kl_cov"),
+        *("sapo", "dppo_tv", "dppo_kl", "gmpo", "gspo", "up", "clip_cov", "kl_cov", "cppo"),
     ),
 )
 """Values of `pg_variant`."""

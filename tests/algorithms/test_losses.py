@@ -164,6 +164,33 @@ def test_clip_cov_leaves_actions_out_whose_covariance_is_inside_its_bounds() -> 
     close(run("clip_cov", LossSettings(clip_cov_low=90, clip_cov_high=99)).loss_N, plain.loss_N)
 
 
+def test_cppo_leaves_an_action_out_when_those_before_it_have_used_the_budget() -> None:
+    """The rule of the paper, one action after the other, for two sequences of which one has a masked action."""
+    sequences, mask = [0] * 9 + [1] * 7, bits("1111111110111111")
+    logp = reals(*(-0.3 - 0.11 * ((5 * i) % 7) for i in range(16)))
+    behaviour = reals(*(-0.3 - 0.11 * ((3 * i) % 7) for i in range(16)))
+    advantage = reals(*(1.0 if i % 3 else -2.0 for i in range(16)))
+    settings = LossSettings(clip_high=0.12, dual_clip=1.3, cppo_length=12, cppo_weight_min=0.5, cppo_budget=0.01)
+    expected, left_out = [], []
+    for which in (0, 1):
+        places = [i for i in range(16) if sequences[i] == which and mask[i]]
+        moved = {i: abs(exp(logp[i]) - exp(behaviour[i])) for i in places}
+        typical = float(torch.quantile(reals(*moved.values()), 0.9))
+        budget, spent, weights = clip(typical, 0.01, 0.05), 0.0, 0.0
+        for position, i in enumerate(places, start=1):
+            weight = 0.5 + 0.5 * (12 - position) / 11
+            limit = min(0.12, 0.12 + budget * weights - spent)
+            ratio = exp(logp[i] - behaviour[i])
+            if advantage[i] * (ratio - 1) > 0 and weight * moved[i] > limit:
+                left_out.append((i, moved[i] <= 0.12))
+            expected.append(0.0 if left_out and left_out[-1][0] == i else -min(ratio, 1.3) * advantage[i] * logp[i])
+            spent, weights = spent + weight * moved[i], weights + weight
+    made = run("cppo", settings, logp=logp, behaviour=behaviour, advantage=advantage,
+               sequence=torch.tensor(sequences), mask_N=mask)  # fmt: skip
+    close(made.loss_N[mask], reals(*expected))
+    assert {near for _, near in left_out} == {True, False}, "some for themselves, some for those before them"
+
+
 @pytest.mark.parametrize("level", ["sequence", "none"])
 def test_decoupled_ppo_weighs_whole_sequences_or_nothing(level: str) -> None:
     logp, proximal = reals(-1.0, -2.0, -0.5), reals(-1.1, -1.9, -0.7)
@@ -226,6 +253,7 @@ def test_gradients_agree_with_the_derivative_written_out(name: str) -> None:
         "sapo": lambda r, a: -4 * a * r * gate(r, a) * (1 - gate(r, a)),
         "dppo_tv": lambda r, a: 0.0 if a * (r - 1) > 0 and abs(r - 1) * exp(BASE) > 0.15 else -r * a,
         "dppo_kl": lambda r, a: 0.0 if a * (r - 1) > 0 and binary_kl(r) > 0.05 else -r * a,
+        "cppo": lambda r, a: 0.0 if a * (r - 1) > 0 and abs(r - 1) * exp(BASE) > 0.15 else -r * a,
     }
     expected = by_hand(rules[name])
     if name == "topr":
@@ -283,7 +311,7 @@ def test_ahead_of_the_behaviour_policy_no_two_losses_agree(seed: int) -> None:
     gradients = {name: gradient(objective(name), place) for name in INDEPENDENT_LOSSES}
     for name, one in gradients.items():
         for other_name, other in gradients.items():
-            if name < other_name != "dppo_tv":  # two distances of DPPO often leave out the same actions
+            if name < other_name and not {"dppo_tv", "cppo"} & {name, other_name}:  # often leave out the same actions
                 assert (one - other).abs().max() > 1e-3, f"{name} and {other_name} have the same gradient"
 
 

@@ -47,6 +47,16 @@ def test_files_are_found_on_the_search_path(tmp_path: Path) -> None:
     assert load_config(main).config.seed == 5
 
 
+@pytest.mark.parametrize(
+    "listed", ["ppo_trainer", "actor@actor_rollout_ref.actor: dp_actor", "critic@critic: dp_critic"]
+)
+def test_files_that_come_with_verl_stand_for_its_defaults(tmp_path: Path, listed: str) -> None:
+    own = "data: {train_files: d.parquet}\nactor_rollout_ref: {model: {path: m}, actor: {optim: {lr: 2e-6}}}\n"
+    resolved = load_config(write(tmp_path, main=f"defaults:\n  - {listed}\n  - _self_\n{own}"))
+    assert resolved.config.actor_train.training_args.learning_rate == 2e-6
+    assert resolved.provenance["lambd"] == "default of verl"
+
+
 def test_variables_of_an_included_file_that_nobody_uses_are_fine(tmp_path: Path) -> None:
     main = write(
         tmp_path,

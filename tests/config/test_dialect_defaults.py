@@ -85,6 +85,7 @@ VERL_DEFAULTS = [
     ("response_length", 512, 1024),
     ("num_gpus_per_node", 8, 1),
     ("eval_steps", 0, 10),
+    ("max_epochs", 30, None),
     ("eval_at_start", True, True),
     ("save_steps", 0, 50),
     ("save_total_limit", 0, 5),
@@ -352,7 +353,8 @@ def test_an_estimator_of_verl_means_what_it_means_there(
 
 
 @pytest.mark.parametrize(
-    ("loss", "ours"), [("geo_mean", "gmpo"), ("gpg", "vanilla"), ("sapo", "sapo"), ("dppo_tv", "dppo_tv")]
+    ("loss", "ours"),
+    [("geo_mean", "gmpo"), ("gpg", "vanilla"), ("sapo", "sapo"), ("dppo_tv", "dppo_tv"), ("cppo",) * 2],
 )
 def test_a_loss_of_verl_has_its_counterpart(loss: str, ours: str) -> None:
     actor = "actor_rollout_ref.actor"

@@ -7,6 +7,7 @@ import pytest
 
 from headway.cli import main
 from headway.config import ConfigErrors, ResolvedConfig, load_config
+from headway.trainers.local.settings import make_local_settings
 
 PPO = ["-m", "verl.trainer.main_ppo", "data.train_files=train.parquet", "actor_rollout_ref.model.path=model"]
 GRPO = [*PPO, "algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=4"]
@@ -198,7 +199,7 @@ def test_a_key_of_verl_has_its_meaning(word: str, key: str, value: object) -> No
 
 def test_a_share_of_warm_up_is_counted_in_the_steps_of_the_run() -> None:
     words = ["actor_rollout_ref.actor.optim.lr_warmup_steps_ratio=0.1", "trainer.total_training_steps=200"]
-    assert load_config(None, [*GRPO, *words]).config.actor_train.training_args.warmup_steps == 20
+    assert make_local_settings(load_config(None, [*GRPO, *words])).optimizer.warmup_steps == 20
 
 
 @pytest.mark.parametrize(
@@ -213,7 +214,12 @@ def test_a_share_of_warm_up_is_counted_in_the_steps_of_the_run() -> None:
         ("actor_rollout_ref.rollout.multi_turn.function_tool_path=tools.py", "module:function"),
         ("trainer.v1.trainer_mode=streamed", "separate_async"),
         ("algorithm.kl_ctrl.type=adaptive", "target"),
-        ("actor_rollout_ref.actor.policy_loss.loss_mode=cppo", "gspo"),
+        ("actor_rollout_ref.actor.policy_loss.loss_mode=dro", "gspo"),
+        ("actor_rollout_ref.actor.optim.optimizer=Muon", "AdamW"),
+        ("actor_rollout_ref.actor.fsdp_config.qat.enable=True", "QAT"),
+        ("reward.reward_manager.source=importlib", "reward manager of your own"),
+        ("reward_model.reward_manager=mine", "reward manager of your own"),
+        ("actor_rollout_ref.rollout.name=vllm_omni", "pictures"),
     ],
 )
 def test_what_is_not_offered_is_named_in_one_line(word: str, feature: str) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from headway.config import load_config
+from headway.launch.training_session import prepare_run
 from headway.settings import RunSettings, make_run_settings
 
 
@@ -96,3 +99,19 @@ def test_a_validation_asks_for_one_answer_unless_it_is_told_another_number() -> 
 def test_without_a_number_all_held_out_tasks_are_used() -> None:
     assert make_run_settings(load_config({}), held_out=37).val_batch_size == 37
     assert make_run_settings(load_config({"val_batch_size": 5}), held_out=37).val_batch_size == 5
+
+
+@pytest.mark.parametrize(("given", "steps"), [({}, 15), ({"max_steps": 4}, 4), ({"max_steps": 400}, 15)])
+def test_passes_over_the_data_end_a_run_unless_fewer_steps_are_given(
+    tmp_path: Path, given: dict[str, int], steps: int
+) -> None:
+    """21 rows make 5 whole batches of 4."""
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps({"prompt": f"{i}+1=", "answer": f"{i + 1}"}) + "\n" for i in range(21)))
+    data = {"file_name": [str(file)], "template": "none"}
+    tree: dict[str, Any] = {"pretrain": "tiny-sums", "rollout_batch_size": 4, "max_epochs": 3, "sequence_length": 64}
+    tree |= {"rewards": {"math": {}}, **given}
+    prepared = prepare_run(load_config({**tree, "actor_train": {"data_args": data}}))
+    assert prepared.resolved.config.max_steps == steps
+    assert make_run_settings(prepared.resolved).max_steps == steps
+    assert prepared.resolved.given().get("max_steps") == (4 if steps == 4 else None), "counted anew when it goes on"

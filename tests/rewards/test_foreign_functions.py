@@ -20,6 +20,9 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
 def short_score(solution_str, ground_truth, bonus=0.0):
     return (solution_str == ground_truth) + bonus
 
+def batch_score(data_sources, solution_strs, ground_truths, extra_infos, **kwargs):
+    return [{"score": float(said == wanted)} for said, wanted in zip(solution_strs, ground_truths, strict=True)]
+
 def right(completions, answer, **kwargs):
     return [float(said == wanted) for said, wanted in zip(completions, answer, strict=True)]
 
@@ -49,6 +52,7 @@ def test_verl_gets_source_solution_and_truth(file: Path) -> None:
     row = {"data_source": "gsm8k", "reward_model": {"style": "rule", "ground_truth": "7"}, "extra_info": {"index": 3}}
     assert scored(reward, "7", **row).value == 1 and scored(reward, "7", **row).parts == {"seen": 6}
     assert judged(reward, "8", **row) == 0
+    assert [judged(made(file, "batch_score"), text, **row) for text in ("7", "8")] == [1, 0], "lists of one"
     assert judged(made(file, "short_score", "solution", bonus=0.5), "7", solution="7") == 1.5, "the column of the run"
 
 

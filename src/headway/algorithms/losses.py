@@ -10,7 +10,7 @@ off-policy data, does it need a proximal policy?) are `algorithm_traits.LossTrai
 r = exp(ℓ − ℓ_b) is the ratio to the behaviour policy, with its logarithm clamped to ±20 (`packed_sequences.py`).
 Passing ℓ, recomputed with the current weights, as ℓ_b makes r ≡ 1 and turns the off-policy correction off.
 
-Guarantees: finite for finite input. All built-in losses but `gspo` and `gmpo` work on a part of a sequence too.
+Guarantees: finite for finite input. All built-in losses but `gspo`, `gmpo` and `cppo` work on a part of a sequence too.
 `clip_cov` and `kl_cov` compare the actions of a micro-batch with each other, so how a batch is cut matters to them.
 Legend: N packed actions; ℓ is `logp_N`, ℓ_b `behaviour_N`, ℓ_p `proximal_N`, A `advantage_N`.
 """
@@ -25,6 +25,7 @@ from torch import Tensor
 from headway.algorithms.actions import Actions, require_input
 from headway.algorithms.packed_sequences import (
     RatioLevel,
+    RowLayout,
     clamp_log_ratio,
     importance_ratio,
     importance_ratio_at,
@@ -42,11 +43,11 @@ class LossSettings:
 
     clip_low: float = 0.2
     """`ppo`, `up`, `clip_cov`, `decoupled_ppo`, `gspo`: the ratio is clipped to [1 − clip_low, 1 + clip_high];
-    `gmpo`: its logarithm to [−clip_low, clip_high]; `dppo_tv`, `dppo_kl`: actions whose divergence is larger
-    are left out."""
+    `gmpo`: its logarithm to [−clip_low, clip_high]; `dppo_tv`, `dppo_kl`, `cppo` (high): actions whose
+    divergence is larger are left out."""
     clip_high: float = 0.2
     dual_clip: float | None = None
-    """`ppo`, `up`, `decoupled_ppo`: the constant c of the dual clip; `dppo_…`: the largest ratio. None turns it off."""
+    """`ppo`, `up`, `decoupled_ppo`: the constant c of the dual clip; `dppo_…`, `cppo`: the largest ratio. None: off."""
     decoupled_weight_cap: float = 5.0
     """`decoupled_ppo`: the largest weight exp(ℓ_p − ℓ_b)."""
     decoupled_weight_type: RatioLevel | Literal["none"] = "token"
@@ -74,6 +75,15 @@ class LossSettings:
     clip_cov_low: float = 1.0
     """`clip_cov`: they are drawn among actions whose covariance is between these bounds."""
     clip_cov_high: float = 5.0
+    cppo_length: int = 1024
+    """`cppo`: position at which the weight of an action has come down to the smallest."""
+    cppo_weight_min: float = 0.8
+    """`cppo`: the smallest weight; the first action of a sequence has 1."""
+    cppo_budget: float = 0.02
+    """`cppo`: divergence for each action before; at most five times this, by the quantile of the sequence."""
+    cppo_budget_quantile: float = 0.9
+    cppo_budget_scale: float = 1.0
+    """`cppo`: scale of that quantile."""
     kl_cov_ratio: float = 2e-4
     """`kl_cov`: share of the actions that is pulled back."""
     kl_cov_coef: float = 0.1
@@ -219,6 +229,28 @@ def dppo_kl(actions: Actions, settings: LossSettings) -> ActionLoss:
     return _drop_divergent(actions, settings, above_N, below_N)
 
 
+def cppo(actions: Actions, settings: LossSettings) -> ActionLoss:
+    """Return the loss of `dppo_tv`, with a threshold for z = w·abs(π − π_b) that shrinks with the z of actions before.
+
+    w falls with the position. The threshold is min(δ, δ + budget · Σ w before − Σ z before).
+    """
+    x, layout = actions, RowLayout.of(actions.mask_N, actions.sequence_N, actions.sequences)
+    moved_N = x.logp_N.detach().exp() - x.behaviour_N.exp()
+    moved_ST = layout.to_rows(moved_N.abs())
+    if not moved_ST.numel():  # nothing here is trained
+        return vanilla(actions, settings)
+    column_T = torch.arange(moved_ST.shape[1], device=moved_ST.device)
+    inside_ST = column_T < layout.length_S[:, None]
+    left_T = (1 - column_T / max(settings.cppo_length - 1, 1)).clamp(min=0)
+    weight_ST = (settings.cppo_weight_min + (1 - settings.cppo_weight_min) * left_T) * inside_ST
+    typical_S = moved_ST.masked_fill(~inside_ST, torch.nan).nanquantile(settings.cppo_budget_quantile, dim=1)
+    least, z_ST = settings.cppo_budget, weight_ST * moved_ST
+    budget_S = (settings.cppo_budget_scale * typical_S.nan_to_num(0.0)).clamp(least, 5 * least)
+    room_ST = budget_S[:, None] * (weight_ST.cumsum(1) - weight_ST) - (z_ST.cumsum(1) - z_ST)
+    far_N = layout.to_packed((z_ST > settings.clip_high + room_ST.clamp(max=0)).to(moved_N)) > 0
+    return _drop_divergent(actions, settings, far_N & (moved_N > 0), far_N & (moved_N < 0))
+
+
 def _drop_divergent(actions: Actions, settings: LossSettings, above_N: Tensor, below_N: Tensor) -> ActionLoss:
     dropped_N = torch.where(actions.advantage_N > 0, above_N, below_N)
     ratio_N = importance_ratio(actions.logp_N, actions.behaviour_N).detach()
@@ -276,6 +308,6 @@ def _mark_largest(x_N: Tensor, inside_N: Tensor, mask_N: Tensor, share: float) -
 
 for _function in (
     *(ppo, decoupled_ppo, vanilla, tis, cispo, topr, kimi15, gspo, gmpo, sapo, dppo_tv, dppo_kl),
-    *(up, clip_cov, kl_cov),
+    *(up, clip_cov, kl_cov, cppo),
 ):
     POLICY_LOSSES.register(_function.__name__, _function)

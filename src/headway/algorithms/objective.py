@@ -237,6 +237,11 @@ def make_objective(resolved: ResolvedConfig) -> PolicyObjective:
         clip_cov_ratio=config.clip_cov_ratio,
         clip_cov_low=config.clip_cov_low,
         clip_cov_high=config.clip_cov_high,
+        cppo_length=derived.response_length,
+        cppo_weight_min=config.cppo_weight_min,
+        cppo_budget=config.cppo_budget,
+        cppo_budget_quantile=config.cppo_budget_quantile,
+        cppo_budget_scale=config.cppo_budget_scale,
         kl_cov_ratio=config.kl_cov_ratio,
         kl_cov_coef=config.kl_cov_coef,
     )

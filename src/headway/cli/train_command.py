@@ -91,7 +91,7 @@ def _train(args: argparse.Namespace, received: list[str]) -> int:
             console.print(line, markup=False, soft_wrap=True)
         return 0
     with open_run_directory(prepared) as directory:
-        done, wanted = directory.count_trained_steps(), resolved.config.max_steps
+        done, wanted = directory.count_trained_steps(), prepared.resolved.config.max_steps
         if done >= wanted:
             directory.save_open_samples()
             print_finished(directory.path, done, console)

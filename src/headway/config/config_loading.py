@@ -55,7 +55,9 @@ def load_config(source: Source = None, overrides: Iterable[str] | Mapping[str, A
     _load_plugins(entries, source, problems)
     entries = _without_variables(entries, used)
     dialect, has_defaults = recognize_dialect(entries), is_verl_as_a_whole(entries)
-    find_missing = {"verl": find_missing_feature, "roll": find_vision}.get(dialect or "", lambda _: None)
+    find_missing = {"verl": find_missing_feature, "gerl": find_missing_feature, "roll": find_vision}.get(
+        dialect or "", lambda _: None
+    )
     if other := find_other_pipeline(entries) or find_missing(entries):
         raise ConfigErrors([other])
     if dialect in ("verl", "gerl"):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headway.config.document import ConfigEntries, ConfigEntry, Source, is_existing_file
+from headway.config.document import DOTTED_ROOTS, ConfigEntries, ConfigEntry, Source, is_existing_file
 from headway.errors import ConfigError
 
 _OPTIONS = {
@@ -26,6 +26,8 @@ _OPTIONS = {
 _PROGRAM = re.compile(r"(?:[^=]*/)?(?:python[\d.]*|torchrun|[^=]*\.py)")
 _GROUP = re.compile(r"[+]*[\w/]+@[\w.]+=\S*")
 _OWN_FILE = re.compile(r"\w*(?:(?:ppo|grpo|dapo)\w*trainer|multiturn\w*grpo\w*)(?:\.ya?ml)?")
+_PARTS = ("critic", "reward", "reward_model", "distillation", "transfer_queue")
+"""Sections of verl, beside the dotted ones, that have files of their own."""
 _OTHER_MODULES = {
     "sft": "supervised fine-tuning",
     "vla": "vision-language-action models",
@@ -72,7 +74,7 @@ class LaunchArguments:
             return source
         if (file := self._find_file()) is not None and source is None:
             return file
-        if _OWN_FILE.fullmatch(self.name):
+        if comes_with_verl(self.name):
             notes.append(f"--config-name={self.name}: the defaults of that project are used for what is not given")
         elif file is None:
             hint = "the file has values of the run; --config-path names its directory"
@@ -90,6 +92,12 @@ class LaunchArguments:
         name = self.name if self.name.endswith((".yaml", ".yml")) else f"{self.name}.yaml"
         file = Path(self.path) / name
         return file if self.name and is_existing_file(file) else None
+
+
+def comes_with_verl(name: str, package: str = "") -> bool:
+    """Return whether a file, or one for the section `package`, comes with verl and stands for its defaults."""
+    part = package.partition(".")[0] in (*DOTTED_ROOTS, *_PARTS) and package != ""
+    return part or _OWN_FILE.fullmatch(name.rpartition("/")[2]) is not None
 
 
 def begins_launch(word: str) -> bool:

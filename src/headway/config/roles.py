@@ -97,6 +97,8 @@ class OptimizerArgs:
     """Steps over which the learning rate rises from zero."""
     warmup_unit: Literal["training_steps", "optimizer_steps"] = "training_steps"
     """What `warmup_steps` counts; a training step may have several optimizer steps."""
+    warmup_ratio: Probability | None = None
+    """Share of all training steps that the warm-up takes, in place of `warmup_steps`."""
     offload_optimizer: bool = False
     """Keep AdamW's moments and fp32 masters in host memory: up to 12 bytes per parameter less on the GPU, and a slower
     step."""

@@ -72,6 +72,8 @@ class Config:
     """Go on with a run although its reward is another one. It holds for one start and is not written down."""
     max_steps: Count = 500
     """Training steps of the run."""
+    max_epochs: Count | None = None
+    """Passes over the training data that end the run; `max_steps` counts beside it only if it is given. null: none."""
     save_steps: Amount = 50
     """Steps between checkpoints. 0: only at the end."""
     save_total_limit: Amount = 5
@@ -200,9 +202,9 @@ class Config:
     pg_clip: Positive = 0.2
     """ε of the clipped losses, both sides."""
     pg_clip_low: Positive | None = None
-    """ε below 1. null: `pg_clip` (gspo: 3e-4, gmpo: 0.4, dppo_tv: 0.15, dppo_kl: 0.05)."""
+    """ε below 1. null: `pg_clip` (gspo: 3e-4, gmpo: 0.4, dppo_tv and cppo: 0.15, dppo_kl: 0.05)."""
     pg_clip_high: Positive | None = None
-    """ε above 1. null: `pg_clip` (gspo: 4e-4, gmpo: 0.4, dppo_tv: 0.15, dppo_kl: 0.05)."""
+    """ε above 1. null: `pg_clip` (gspo: 4e-4, gmpo: 0.4, dppo_tv and cppo: 0.15, dppo_kl: 0.05)."""
     dual_clip_loss: bool = False
     """Bound the loss of negative advantages too."""
     dual_clip_c: Factor = 3.0
@@ -237,6 +239,14 @@ class Config:
     """clip_cov: they are drawn among actions whose covariance of advantage and log-probability is above this …"""
     clip_cov_high: Signed = 5.0
     """clip_cov: … and below this."""
+    cppo_weight_min: Share = 0.8
+    """cppo: weight of the last actions, where the first has 1."""
+    cppo_budget: Real = 0.02
+    """cppo: divergence that the actions of a sequence may use, each; up to five times this by the quantile."""
+    cppo_budget_quantile: Probability = 0.9
+    """cppo: quantile of a sequence's divergences that its budget is taken from."""
+    cppo_budget_scale: Real = 1.0
+    """cppo: scale of that quantile."""
     kl_cov_ratio: Share = 2e-4
     """kl_cov: share of the actions of a micro-batch that is pulled back, and at least one."""
     kl_cov_coef: Real = 0.1

@@ -4,11 +4,28 @@ Newer versions of verl have these keys below `reward`, older ones at the top or 
 is given, the reward `data_source` judges as verl does by itself.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 from headway.config.foreign_entries import ForeignEntries
 
 REWARD_MODELS = ("reward_model", "reward.reward_model")
 _FUNCTION = "custom_reward_function"
 _SANDBOXES = ("reward.sandbox_fusion", "reward_model.sandbox_fusion", "sandbox_fusion")
+_MANAGERS = (
+    "naive",
+    "dapo",
+    "batch",
+    "prime",
+    "gdpo",
+    "limited",
+    "rate_limited",
+    "remote",
+    "visual",
+    "diffusion",
+    "diffusion-batch",
+)
+"""Reward managers of verl that call a function, or the judge of a row's source, for every answer."""
 _SANDBOX_OPTIONS = {"url": "sandbox_url", "max_concurrent": "concurrency", "memory_limit_mb": "memory_mb"}
 
 
@@ -18,6 +35,17 @@ def translate_verl_rewards(given: ForeignEntries) -> None:
     _translate_overlong_penalty(given)
     _translate_reward_model(given)
     _choose_reward(given)
+
+
+def find_own_manager(values: Mapping[str, Any]) -> tuple[str, Any] | None:
+    """Return the key and the value that name a reward manager which does not come with verl."""
+    for key in ("reward.reward_manager.source", "reward_model.reward_loop_source"):
+        if values.get(key) == "importlib":
+            return key, "importlib"
+    for key in ("reward.reward_manager.name", "reward_model.reward_manager"):
+        if values.get(key) not in (None, *_MANAGERS):
+            return key, values[key]
+    return None
 
 
 def _translate_function(given: ForeignEntries) -> None:

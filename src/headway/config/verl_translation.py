@@ -11,7 +11,7 @@ from headway.config.document import ConfigEntries, ConfigEntry, join_key
 from headway.config.foreign_entries import ForeignEntries
 from headway.config.launch_arguments import LaunchArguments
 from headway.config.verl_algorithm import translate_verl_algorithm
-from headway.config.verl_reward_translation import REWARD_MODELS, translate_verl_rewards
+from headway.config.verl_reward_translation import REWARD_MODELS, find_own_manager, translate_verl_rewards
 from headway.config.verl_tool_translation import find_missing_loop, translate_verl_tools
 from headway.errors import ConfigError
 
@@ -19,7 +19,6 @@ _ROLLOUT, _ACTOR, _MODEL = "actor_rollout_ref.rollout", "actor_rollout_ref.actor
 _MINI_BATCH, _STEPS = f"{_ACTOR}.ppo_mini_batch_size", "trainer.total_training_steps"
 _FUNCTION = "custom_reward_function.path"
 _NODE = 8
-_DEFAULT_STEPS = 500
 _LORA_ALPHA = 16
 _OLD_CAP, _OLD_LEVELS = "algorithm.rollout_is_threshold", {name: name for name in ("token", "sequence", "geometric")}
 _OTHER_TRAINERS = ("veomni", "torchtitan", "automodel", "mindspeed")
@@ -37,6 +36,14 @@ def find_missing_feature(entries: ConfigEntries) -> ConfigError | None:
         return _refuse(f"{_ROLLOUT}.multi_turn.tool_config_path", tools, "tools that show pictures")
     if is_vision_model(model):
         return _refuse(f"{_MODEL}.path", model, "vision-language models")
+    for section in ("fsdp_config", "megatron", "veomni"):
+        if values.get(f"{_ACTOR}.{section}.qat.enable") is True or values.get(f"{_ACTOR}.qat.enable") is True:
+            return _refuse(f"{_ACTOR}.{section}.qat.enable", True, "training of quantized weights (QAT)")
+    if values.get(f"{_ROLLOUT}.name") == "vllm_omni":
+        alternative = "GeRL's command lines with rollout.name=diffusers are read"
+        return _refuse(f"{_ROLLOUT}.name", "vllm_omni", "pictures by vLLM-Omni", alternative)
+    if (manager := find_own_manager(values)) is not None:
+        return _refuse(*manager, "a reward manager of your own", "rewards.<domain>.reward_fn: module:function")
     for key in REWARD_MODELS:
         if values.get(f"{key}.enable") is True and any(values.get(f"{root}{_FUNCTION}") for root in ("", "reward.")):
             alternative = "rewards.<domain>.reward_fn: judge asks a model, served here or behind a URL"
@@ -77,7 +84,7 @@ def translate_verl(
         _choose_mini_batch(given)
     translate_verl_tools(given, launch)
     _note_clip(given)
-    _note_steps(given)
+    _translate_epochs(given)
     for role, key in (("actor_train", _ACTOR), ("critic", "critic")):
         _translate_warmup(given, role, key)
         _translate_optimizer(given, role, key)
@@ -291,21 +298,18 @@ def _translate_adapters(given: ForeignEntries) -> None:
 def _note_clip(given: ForeignEntries) -> None:
     """Say that one clip for both sides is taken at its word, which verl overrides by its defaults for the sides."""
     clip, sides = given.get(f"{_ACTOR}.clip_ratio"), ("clip_ratio_low", "clip_ratio_high")
+    if given.get(f"{_ACTOR}.policy_loss.loss_mode") == "cppo":  # which reads no other clip
+        return
     if clip not in (None, 0.2) and all(given.get(f"{_ACTOR}.{side}") is None for side in sides):
         note = f"holds on both sides here; in verl clip_ratio_low and clip_ratio_high stay 0.2 beside {clip}"
         given.notes.append(f"{_ACTOR}.clip_ratio: {note}")
 
 
-def _note_steps(given: ForeignEntries) -> None:
-    """Say what ends the run where only passes over the data are given."""
-    epochs = given.take("trainer.total_epochs")
-    given.take("rollout.total_epochs")
-    if given.get(_STEPS) is None and given.get("max_steps") is None:
-        passes = "30 (their default)" if epochs is None else epochs
-        given.notes.append(
-            f"trainer.total_epochs: {passes} passes are not counted here; max_steps = {_DEFAULT_STEPS} ends the run, "
-            f"{_STEPS} sets it"
-        )
+def _translate_epochs(given: ForeignEntries) -> None:
+    """Translate passes over the data, which end a run beside the steps."""
+    epochs, other = given.take("trainer.total_epochs"), given.take("rollout.total_epochs")
+    if (epochs := other if epochs is None else epochs) is not None:
+        given.give("max_epochs", epochs, "trainer.total_epochs")
 
 
 def _translate_optimizer(given: ForeignEntries, role: str, key: str) -> None:
@@ -319,10 +323,7 @@ def _translate_optimizer(given: ForeignEntries, role: str, key: str) -> None:
 
 
 def _translate_warmup(given: ForeignEntries, role: str, key: str) -> None:
-    ratio = given.take_number(f"{key}.optim.lr_warmup_steps_ratio", 0, 0)
-    steps = given.get(_STEPS) or given.get("max_steps") or _DEFAULT_STEPS
-    warmup = given.get(f"{key}.optim.lr_warmup_steps")
-    if ratio and isinstance(steps, int) and (not isinstance(warmup, int) or warmup <= 0):
+    ratio, warmup = given.take(f"{key}.optim.lr_warmup_steps_ratio"), given.get(f"{key}.optim.lr_warmup_steps")
+    if ratio and (not isinstance(warmup, int) or warmup <= 0):
         given.take(f"{key}.optim.lr_warmup_steps")
-        source = f"{key}.optim.lr_warmup_steps_ratio × {steps} steps"
-        given.give(f"{role}.training_args.warmup_steps", int(ratio * steps), source)
+        given.give(f"{role}.training_args.warmup_ratio", ratio, f"{key}.optim.lr_warmup_steps_ratio")

@@ -22,6 +22,7 @@ from headway.config.document import (
     is_existing_file,
     join_key,
 )
+from headway.config.launch_arguments import comes_with_verl
 from headway.errors import ConfigError
 
 _MOST_BYTES, _MOST_VALUES, _DEEPEST = 1 << 18, 10_000, 60
@@ -246,6 +247,8 @@ def _include(
     found = next((one for one in candidates if is_existing_file(one)), None)
     if found is None and (shipped := _DEEPSPEED_FILE.search(name)) is not None:
         return _make_deepspeed_entries(*shipped.group("name", "stage", "offload"))
+    if found is None and comes_with_verl(name, package):
+        return {}
     if found is None:
         problem = f"no such file: {candidates[0]} [{listed.origin}]"
         problems.append(ConfigError(problem, key="defaults", value=item, hint="paths count from the file itself"))

@@ -33,6 +33,8 @@ class DataSources:
     """Never ends."""
     validation: SizedSource | None
     """Ends after its last task; `len` is the number of tasks. `None` if nothing is held out."""
+    rows: int | None
+    """Tasks of one pass over the data of training. `None` if it has no end."""
     notes: tuple[str, ...] = ()
     """One line each about prompts left out, duplicates, or columns that are not JSON."""
 
@@ -53,6 +55,7 @@ def make_sources(resolved: ResolvedConfig, tokenizer: PromptTokenizer) -> DataSo
     return DataSources(
         train=_order_tasks(train, config.actor_train.data_args, config.seed),
         validation=None if held_out is None else ListSource(held_out, seed=config.seed, shuffle=shuffle),
+        rows=len(train),
         notes=tuple(dict.fromkeys(notes)),
     )
 

@@ -235,6 +235,7 @@ def make_episode_sources(resolved: ResolvedConfig, policy: PolicyInfo) -> DataSo
     return DataSources(
         train=_make_training_source(resolved, train, rows),
         validation=_make_validation_source(resolved, validation, rows),
+        rows=sum(map(len, rows.train.values())) if all(spec.tag in rows.train for spec in train) else None,
         notes=rows.notes,
     )
 

@@ -11,7 +11,7 @@ import gc
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -124,6 +124,7 @@ def prepare_run(resolved: ResolvedConfig, *, on_phase: Callable[[str], None] = l
     on_phase("data")
     sources = make_episode_sources(resolved, policy) if agentic else make_sources(resolved, policy.tokenizer)
     family.check_sources(policy, sources)
+    resolved = _count_steps(resolved, sources)
     if config.resume not in ("auto", "never"):
         read_checkpoint_version(Path(config.resume).expanduser())
     own_notes = reward.notes if isinstance(reward, RoutedReward) else ()
@@ -135,6 +136,24 @@ def prepare_run(resolved: ResolvedConfig, *, on_phase: Callable[[str], None] = l
     return PreparedRun(
         resolved=resolved, policy=policy, sources=sources, placement=placement, family=family, notes=notes
     )
+
+
+def _count_steps(resolved: ResolvedConfig, sources: DataSources) -> ResolvedConfig:
+    """Return the configuration with the training steps that `max_epochs` passes make; a pass has whole batches only."""
+    config, batch = resolved.config, resolved.derived.groups_per_step
+    if config.max_epochs is None:
+        return resolved
+    if sources.rows is None:
+        note = "max_epochs: changes nothing here; these environments have no end, and max_steps ends the run"
+        return replace(resolved, notes=(*resolved.notes, note))
+    steps = config.max_epochs * max(1, sources.rows // batch)
+    if resolved.provenance["max_steps"] != "default":
+        steps = min(steps, config.max_steps)
+    if steps == config.max_steps:
+        return resolved
+    origin = f"derived: max_epochs: {config.max_epochs} × ⌊{sources.rows} rows / {batch}⌋"
+    provenance = {**resolved.provenance, "max_steps": origin}
+    return replace(resolved, config=replace(config, max_steps=steps), provenance=provenance)
 
 
 def _check_context_length(resolved: ResolvedConfig, policy: PolicyInfo) -> None:

@@ -6,9 +6,10 @@ names the function and the value. `reward_registry` decides where users' functio
 Functions that were written for verl or TRL are recognised by the names of their parameters and called as they expect:
 
     verl    compute_score(data_source, solution_str, ground_truth, extra_info=None) -> a number, or a dict with `score`
+            compute_score(data_sources, solution_strs, ground_truths, extra_infos) -> a list of these
     TRL     reward(prompts, completions, <column>, …, **kwargs) -> a list of numbers
 
-One call is about one answer, so TRL's lists have one element; the answer to a list of messages is a message too. A
+One call is about one answer, so lists have one element; the answer to a list of messages is a message too. A
 function gets only the parameters it asks for. Tokens (`completion_ids`) and the trainer's state are not available.
 """
 
@@ -89,6 +90,13 @@ def adapt_foreign_function(function: UserFunction, answer: str) -> UserFunction 
 
     if {"solution_str", "ground_truth"} <= parameters.keys():
         return lambda text, data, **more: function(**{**select(_verl_arguments(text, data, answer)), **more})
+    if {"solution_strs", "ground_truths"} <= parameters.keys():  # of verl's reward manager `batch`
+
+        def call(text: str, data: Mapping[str, Any], **more: Any) -> Any:
+            offered = {f"{name}s": [value] for name, value in _verl_arguments(text, data, answer).items()}
+            return _unwrap_single(function(**{**select(offered), **more}))
+
+        return call
     if "completions" in parameters:
         return lambda text, data, **more: _unwrap_single(function(**{**select(_trl_arguments(text, data)), **more}))
     return None

@@ -188,6 +188,7 @@ def make_lora_settings(args: TrainedModelArgs, seed: int) -> LoraSettings | None
 
 def _make_optimizer_settings(args: OptimizerArgs, max_steps: int, optimizer_steps: int) -> OptimizerSettings:
     per_step = optimizer_steps if args.warmup_unit == "optimizer_steps" else 1
+    warmup = -(-args.warmup_steps // per_step) if args.warmup_ratio is None else int(args.warmup_ratio * max_steps)
     return OptimizerSettings(
         learning_rate=args.learning_rate,
         weight_decay=args.weight_decay,
@@ -195,7 +196,7 @@ def _make_optimizer_settings(args: OptimizerArgs, max_steps: int, optimizer_step
         epsilon=args.adam_epsilon,
         max_grad_norm=args.max_grad_norm,
         schedule=args.lr_scheduler_type,
-        warmup_steps=-(-args.warmup_steps // per_step),
+        warmup_steps=warmup,
         max_steps=max_steps,
         lowest=args.min_lr_ratio,
         offload=args.offload_optimizer,

@@ -285,7 +285,9 @@ def _derive_sampling(draft: ConfigDraft, group_size: int) -> None:
 
 
 def _derive_names(draft: ConfigDraft) -> None:
-    """Derive the models of the roles and the directory of checkpoints."""
+    """Derive the models of the roles and the directory of checkpoints, and say what decides the number of steps."""
+    if draft.config.max_epochs is not None and not draft.given("max_steps"):
+        draft.derive("max_steps", draft.config.max_steps, "max_epochs, when the data is read")
     config = draft.config
     if config.checkpoint_dir is None:
         draft.derive("checkpoint_dir", f"{config.output_dir.rstrip('/')}/checkpoints", "output_dir")

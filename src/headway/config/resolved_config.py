@@ -102,7 +102,8 @@ class ResolvedConfig:
     def changed(self) -> dict[str, Any]:
         """Return every leaf that differs from an empty configuration: enough to load the same one again.
 
-        A derived `hybrid_engine` is left out, because a given `false` would separate devices that are shared.
+        A derived `hybrid_engine` is left out, because a given `false` would separate devices that are shared, and so
+        are steps that `max_epochs` decides.
         """
         return self._fold_names(self._list_changed())
 
@@ -128,7 +129,7 @@ class ResolvedConfig:
             key: to_plain_value(value)
             for key, value, origin in self.rows()
             if (origin != "default" or key not in usual)
-            and not (key == "hybrid_engine" and origin.startswith("derived: "))
+            and not (key in ("hybrid_engine", "max_steps") and origin.startswith("derived: "))
         }
 
     def _fold_names(self, flat: dict[str, Any]) -> dict[str, Any]:

@@ -189,7 +189,8 @@ def _check_kl_control(given: ForeignEntries) -> None:
 def _translate_correction(given: ForeignEntries) -> None:
     """Translate the weight exp(recomputed − engine) and the masks on it; in bypass mode nothing is recomputed."""
     base, loss = "algorithm.rollout_correction", f"{_ACTOR}.policy_loss.loss_mode"
-    weight, cap = given.take(f"{base}.rollout_is"), given.take_number(f"{base}.rollout_is_threshold", 2.0, 0)
+    weight, has_cap = given.take(f"{base}.rollout_is"), given.get(f"{base}.rollout_is_threshold") is not None
+    cap = given.take_number(f"{base}.rollout_is_threshold", 2.0, 0)
     masks, bounds = given.take(f"{base}.rollout_rs"), given.take(f"{base}.rollout_rs_threshold")
     lower = given.take(f"{base}.rollout_rs_threshold_lower")
     bypass = given.take(f"{base}.bypass_mode") is True or given.get(loss) == "bypass_mode"
@@ -199,6 +200,8 @@ def _translate_correction(given: ForeignEntries) -> None:
         weight, cap = given.take("algorithm.rollout_is_level") or "token", given.take_number(_OLD_CAP, cap, 0)
     if (old := given.take_number(f"{_ACTOR}.tis_imp_ratio_cap", -1, -1)) > 0:
         weight, cap = "token", old
+    if has_cap and not weight:
+        given.notes.append(f"{base}.rollout_is_threshold: changes nothing without rollout_is, as in verl")
     if weight not in (None, "token", "sequence", "geometric"):
         given.problems.append(
             ConfigError("is not known", key=f"{base}.rollout_is", value=weight, hint="token, sequence")
@@ -310,6 +313,9 @@ def _translate_epochs(given: ForeignEntries) -> None:
     epochs, other = given.take("trainer.total_epochs"), given.take("rollout.total_epochs")
     if (epochs := other if epochs is None else epochs) is not None:
         given.give("max_epochs", epochs, "trainer.total_epochs")
+    if given.get("trainer.val_before_train") is True and given.get("trainer.test_freq") in (None, -1, 0):
+        note = "changes nothing without trainer.test_freq; `headway eval` validates"
+        given.notes.append(f"trainer.val_before_train: {note}")
 
 
 def _translate_optimizer(given: ForeignEntries, role: str, key: str) -> None:

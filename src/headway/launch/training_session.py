@@ -147,7 +147,7 @@ def _count_steps(resolved: ResolvedConfig, sources: DataSources) -> ResolvedConf
         note = "max_epochs: changes nothing here; these environments have no end, and max_steps ends the run"
         return replace(resolved, notes=(*resolved.notes, note))
     steps = config.max_epochs * max(1, sources.rows // batch)
-    if resolved.provenance["max_steps"] != "default":
+    if not resolved.provenance["max_steps"].startswith("derived: "):
         steps = min(steps, config.max_steps)
     if steps == config.max_steps:
         return resolved

@@ -15,12 +15,10 @@ import asyncio
 import json
 import os
 import signal
-import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -45,16 +43,17 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-def make_server_args(package: str, device: str) -> dict[str, Any]:
-    """Return options of servers that start sooner, and need no kernels that are compiled at the start."""
+def make_server_args(package: str, args: argparse.Namespace) -> dict[str, Any]:
+    """Return options of servers: without graphs they start sooner; SGLang's backends need no package beside it."""
     if package == "vllm":
-        return {"enforce-eager": True}
+        return {"enforce-eager": True} if args.eager else {}
+    graphs = {"disable-cuda-graph": True} if args.eager else {"disable-prefill-cuda-graph": True}
     return {  # its share is of what is free, and others take memory meanwhile: the tokens are the limit
-        "disable-cuda-graph": True,
-        "attention-backend": "triton" if device == "cuda" else "torch_native",
+        **graphs,
+        "attention-backend": "triton" if args.device == "cuda" else "torch_native",
         "sampling-backend": "pytorch",
-        "max-total-tokens": 131072 if device == "cuda" else 16384,
-        "device": device,
+        "max-total-tokens": 131072 if args.device == "cuda" else 16384,
+        "device": args.device,
     }
 
 
@@ -93,8 +92,7 @@ def make_words(args: argparse.Namespace, way: str, model: Path, run_dir: Path) -
         **WAYS[way],
     }
     if way != "native":
-        options = make_server_args(way.split()[0], args.device) if args.eager else {}
-        words[f"{STRATEGY}.strategy_config.server_args"] = options
+        words[f"{STRATEGY}.strategy_config.server_args"] = make_server_args(way.split()[0], args)
         if args.python:
             words[f"{STRATEGY}.strategy_config.server_python"] = args.python
     return words
@@ -154,7 +152,8 @@ def train(args: argparse.Namespace, way: str, model: Path, scratch: Path) -> dic
         sinks = [events.append, print_step, *([killer] if args.kill else [])]
         summary = asyncio.run(run_training(prepared, directory, sinks=sinks))
     ends = [event for event in events if event.kind == "step.end"]
-    gaps = [later.time_s - earlier.time_s for earlier, later in pairwise(ends)]
+    later = ends[args.kill_step + 1 :]  # the engine has been killed and is back
+    seconds = later[-1].time_s - later[0].time_s if len(later) > 1 else 0.0
     ledger = Ledger(run_dir / "ledger.sqlite")
     lost = [str(problem) for problem in ledger.audit()]
     ledger.close()
@@ -169,8 +168,8 @@ def train(args: argparse.Namespace, way: str, model: Path, scratch: Path) -> dic
         "audit": lost,
         "killed": killer.killed,
         "back_s": killer.back_s,
-        "step_s": statistics.median(gaps) if gaps else 0.0,
-        "samples_per_s": args.prompts * 8 / statistics.median(gaps) if gaps else 0.0,
+        "step_s": seconds / max(len(later) - 1, 1),
+        "samples_per_s": sum(event.data["samples"] for event in later[1:]) / seconds if seconds else 0.0,
         "spans_s": measure_spans(events),
         "reward": [event.data["reward"] for event in ends],
         "entropy": [event.data.get("train/entropy") for event in ends],

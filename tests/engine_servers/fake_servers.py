@@ -101,7 +101,7 @@ class FakeServer:
         self._transports.add(transport)
         if request.path == self.stops_at:
             os.kill(os.getpid(), signal.SIGSTOP)
-        if request.path == self.hangs_at:
+        if request.path == self.hangs_at and (request.method, request.path) != ("GET", "/flush_cache"):
             self.hangs_at = ""
             await asyncio.sleep(3600)
         try:
@@ -333,9 +333,13 @@ class FakeVllmServer(FakeServer):
 
 
 class FakeSglangServer(FakeServer):
-    """`incremental`: events hold only what is new, as with `--incremental-streaming-output`."""
+    """`incremental`: events hold only what is new, as with `--incremental-streaming-output`.
+
+    `lingering`: how often it is asked to empty its cache before a request has ended whose connection was closed.
+    """
 
     incremental = False
+    lingering = 0
 
     def routes(self) -> dict[str, Handler]:
         return {
@@ -350,6 +354,7 @@ class FakeSglangServer(FakeServer):
             "POST /update_weights_from_tensor": self.update_weights_from_tensor,
             "POST /release_memory_occupation": self.release_memory_occupation,
             "POST /resume_memory_occupation": self.resume_memory_occupation,
+            "GET /flush_cache": self.flush_cache,
             "POST /flush_cache": self.flush_cache,
         }
 
@@ -359,6 +364,8 @@ class FakeSglangServer(FakeServer):
     async def update_weights_from_tensor(self, request: web.Request) -> web.Response:
         body = await request.json()
         (one,) = body["serialized_named_tensors"]
+        if self.lingering:
+            await self.crash()  # it could not empty its cache afterwards
         for name, (_, shape, _, start, _, _, uuid, handle, *_) in unpickle(one):
             assert uuid == "GPU-0"
             if name == TENSOR:
@@ -444,7 +451,8 @@ class FakeSglangServer(FakeServer):
         return web.json_response({"success": True, "message": "Succeeded", "num_paused_requests": 0})
 
     async def flush_cache(self, request: web.Request) -> web.Response:
-        if self.decoder.running:
+        if self.decoder.running or self.lingering:
+            self.lingering -= bool(self.lingering)
             return web.Response(status=400)
         self.decoder.prefixes.clear()
         return web.Response(text="Cache flushed.")

@@ -21,7 +21,7 @@ from headway.errors import ConfigError, EngineCrashed, TransferError
 from headway.types import FinishReason
 from headway.weights.device_memory import HostMemory
 from tests.engine_servers.fake_decoding import counting_rows
-from tests.engine_servers.fake_servers import FakeVllmServer
+from tests.engine_servers.fake_servers import FakeSglangServer, FakeVllmServer
 
 from . import factory
 from .factory import FAST, Site
@@ -112,6 +112,20 @@ def test_a_phase_that_does_not_end_is_named_and_the_replica_comes_back(kind: str
         await check_answer(engine, 1)
 
     on_a_site(kind, scenario)
+
+
+def test_an_update_waits_until_sglang_has_ended_requests_that_nobody_reads() -> None:
+    async def scenario(site: Site) -> None:
+        engine = site.engine(memory=NamedLikeAGpu())
+        await factory.serve(engine, 0)
+        server = site.servers["engine/0"]
+        assert isinstance(server, FakeSglangServer)
+        server.lingering = 3
+        await factory.serve(engine, 1)
+        await check_answer(engine, 1)
+        assert server.lingering == 0
+
+    on_a_site("sglang", scenario)
 
 
 def test_a_server_that_is_stopped_in_the_middle_of_an_update_is_replaced(tmp_path: Path) -> None:

@@ -5,10 +5,12 @@ An event's `output_token_logprobs` holds pairs of log-probability and token: all
 behaviour policy is wider than the one that was drawn from, other than with vLLM and with the native engine.
 
 Its tokenizer's end of text ends an answer beside the tokens that are asked for: `ignore_eos` would ignore those, too.
-An update aborts before it pauses, because a pause looks for running requests once a second only. Weights in memory of
-the server's GPU are named tensors that torch rebuilds there (`/update_weights_from_tensor`).
+An update aborts before it pauses, because a pause looks for running requests once a second only. It does not ask the
+server to empty its cache in the same call: a server that cannot, because something runs, ends itself. Weights in memory
+of the server's GPU are named tensors that torch rebuilds there (`/update_weights_from_tensor`).
 """
 
+import asyncio
 import base64
 import pickle
 import sys
@@ -29,6 +31,7 @@ from headway.weights.weight_layout import compute_layout, get_dtype
 
 _STREAM_INTERVAL = 8
 """Tokens between two events of a launched server: each may repeat all log-probabilities before it."""
+_IDLE_POLL_S = 0.01
 _MEMORY = ["weights", "kv_cache"]
 """What a server frees while it sleeps."""
 
@@ -96,18 +99,19 @@ class SglangDialect:
         await client.post("/continue_generation", {}, timeout_s=timeout_s)
 
     async def load(self, client: HttpClient, directory: Path, label: str, timeout_s: float) -> None:
-        order = {"model_path": str(directory), "weight_version": label, "flush_cache": True}
+        order = {"model_path": str(directory), "weight_version": label, "flush_cache": False}
         await _update(client, "loading files", "/update_weights_from_disk", order, str(directory), timeout_s)
 
     async def load_shared(
         self, client: HttpClient, manifest: Manifest, buffer: VersionBuffer, label: str, timeout_s: float
     ) -> None:
         tensors = [pickle_named_tensors(manifest, buffer)] * self._workers
-        order = {"serialized_named_tensors": tensors, "weight_version": label, "flush_cache": True}
+        order = {"serialized_named_tensors": tensors, "weight_version": label, "flush_cache": False}
         what = f"version {manifest.version}"
         await _update(client, "update", "/update_weights_from_tensor", order, what, timeout_s)
 
     async def sleep(self, client: HttpClient, timeout_s: float) -> None:
+        await _wait_until_idle(client, timeout_s)
         await client.post("/release_memory_occupation", {"tags": _MEMORY}, timeout_s=timeout_s)
 
     async def wake(self, client: HttpClient, timeout_s: float) -> None:
@@ -172,9 +176,28 @@ async def _update(
     client: HttpClient, phase: str, path: str, order: dict[str, Any], what: str, timeout_s: float
 ) -> None:
     """Let the server take weights and forget the KV of others. Raises `BackendLost` with the server's own words."""
+    with name_phase("pause"):
+        await _wait_until_idle(client, timeout_s)
     with name_phase(phase):
         answer = await client.post(path, order, timeout_s=timeout_s)
         if not answer.get("success"):
             raise BackendLost(f"SGLang does not load {what}: {answer.get('message')}")
     with name_phase("cache"):
         await client.post("/flush_cache", timeout_s=timeout_s)
+
+
+async def _wait_until_idle(client: HttpClient, timeout_s: float) -> None:
+    """Wait until the scheduler of a paused server has ended all requests, which shows in that it empties its cache.
+
+    A request whose connection was closed runs on for some steps. An update would change the weights under it.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout_s
+    while True:
+        try:
+            await client.get("/flush_cache", timeout_s=max(deadline - loop.time(), _IDLE_POLL_S))
+            return
+        except ServerRefused:
+            if loop.time() > deadline:
+                raise
+            await asyncio.sleep(_IDLE_POLL_S)

@@ -349,6 +349,7 @@ async def prompt(model: PreTrainedModel, name: str) -> None:
     await engine.close()
 
 
+PROFILE: dict[str, Any] = {"lanes": [8, 64, 512], "length": 320}
 LONG: dict[str, Any] = {"seconds": None, "bytes": None, "after": None}
 """When the long answers are stopped, the memory of their KV cache, and the file that they wait for."""
 
@@ -466,18 +467,25 @@ async def profile(model: PreTrainedModel, name: str) -> None:
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as record
 
-    engine = await engine_of(model, name, slots=512, slot_tokens=1024, prefix_tokens=0)
-    for count in (8, 64, 512):
-        await engine._get_thread().call(bare((count, 320)))
+    length = PROFILE["length"]
+    engine = await engine_of(model, name, slots=max(PROFILE["lanes"]), slot_tokens=2 * length, prefix_tokens=0)
+    await engine._get_thread().call(fill_kv)
+    for count in PROFILE["lanes"]:
+        await engine._get_thread().call(bare((count, length)))
+        took = results[(count, length)]
         with record(activities=[ProfilerActivity.CUDA]) as seen:
-            await engine._get_thread().call(bare((count, 320), 0.0))
+            await engine._get_thread().call(bare((count, length), 0.0))
         spent: Counter[str] = Counter()
         calls: Counter[str] = Counter()
         for event in seen.key_averages():
             spent[event.key[:90]] += event.self_device_time_total
             calls[event.key[:90]] += event.count
         total = sum(spent.values())
-        print(f"\n## {name}: kernels of a step, {count} lanes, length 320: {total / 46:.0f} µs in kernels")
+        print(
+            f"\n## {name}: {PRECISION['dtype']}, KV {PRECISION['kv_dtype']}, a step of {count} lanes, length {length}",
+            end="",
+        )
+        print(f": {took:.3f} ms, {total / 46:.0f} µs in kernels")
         for key, value in spent.most_common(16):
             print(f"{value / 46:8.1f} µs {calls[key] / 46:6.1f} × {key}")
     await engine.close()
@@ -507,11 +515,14 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--model", choices=SHAPES, nargs="*", default=["0.5B"])
     parser.add_argument("--dtype", choices=["bfloat16", "float16", "fp8"], default="bfloat16", help="of the engine")
     parser.add_argument("--kv-dtype", choices=["auto", "fp8"], default="auto", help="of its KV cache")
+    parser.add_argument("--profile-lanes", type=int, nargs="*", default=PROFILE["lanes"])
+    parser.add_argument("--profile-length", type=int, default=PROFILE["length"])
     parser.add_argument("--long-seconds", type=float, help="stop `long` after so many seconds")
     parser.add_argument("--long-kv-gib", type=float, help="give `long` less memory than there is")
     parser.add_argument("--long-after", help="let `long` wait for this file, while another engine starts")
     options = parser.parse_args(arguments)
     PRECISION.update(dtype=options.dtype, kv_dtype=options.kv_dtype)
+    PROFILE.update(lanes=options.profile_lanes, length=options.profile_length)
     LONG.update(seconds=options.long_seconds, after=options.long_after)
     LONG["bytes"] = None if options.long_kv_gib is None else int(options.long_kv_gib * 2**30)
     if "host" in options.parts:

@@ -285,7 +285,7 @@ def test_sizes_of_steps_waste_little_and_are_few() -> None:
     assert all(lanes <= round_up_lanes(lanes, 512) <= max(lanes * 1.27, lanes + 15) for lanes in range(1, 513))
     assert len(sizes) <= 26 and max(sizes) == 512
     assert [round_up_lanes(lanes, 7) for lanes in (1, 3, 5, 7)] == [1, 4, 7, 7]
-    assert choose_splits(512, 2, 600) == 1 and choose_splits(512, 2, 4000) == 4
+    assert choose_splits(512, 2, 600) == 1 and choose_splits(512, 2, 4000) == 2
     assert choose_splits(1, 2, 4000) == 16 and choose_splits(64, 2, 300) == 1 and choose_splits(1, 1, 10) == 1
 
 

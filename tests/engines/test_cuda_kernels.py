@@ -147,7 +147,8 @@ def test_keys_and_values_of_8_bits() -> None:
     lanes, at, q = torch.tensor([1, 0], device=DEVICE), torch.tensor([299, 70], device=DEVICE), random(2, 14, 64)
     wanted = BlockOps().decode(q.float(), tuple(part.float() for part in memory), heads, pages, lanes, at, 1)
     for splits in (1, 4):
-        assert close(triton_ops().decode(q, memory, heads, pages, lanes, at, splits), wanted)
+        found = triton_ops().decode(q, memory, heads, pages, lanes, at, splits)
+        assert float((found.float() - wanted).norm() / wanted.norm()) < max(NEAR, 1e-3)  # computed in float16
 
 
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter rounds to 8 bits in another way")

@@ -16,8 +16,6 @@ from headway.models.model_checks import print_once
 
 _BUSY_PROGRAMS = 512
 """Number of programs that keeps a GPU of 132 multiprocessors busy."""
-_SHARE_TOKENS = 512
-"""Tokens that one program reads where there are fewer programs; twice as many where there are more, half where few."""
 
 
 class DecodeShape(NamedTuple):
@@ -38,17 +36,19 @@ def round_up_lanes(lanes: int, most: int) -> int:
     return min(size, most)
 
 
+def choose_shortest_share(programs: int) -> int:
+    """Return the fewest tokens that a share has, where so many lanes and heads are read."""
+    return 256 if programs < _BUSY_PROGRAMS else 2048
+
+
 def choose_splits(lanes: int, kv_heads: int, longest: int) -> int:
     """Return in how many shares slots are read, a power of 2. All wait for the longest; summing costs a kernel."""
     programs = lanes * kv_heads
-    share = (
-        _SHARE_TOKENS // 2
-        if 8 * programs < _BUSY_PROGRAMS
-        else _SHARE_TOKENS
-        if programs < _BUSY_PROGRAMS
-        else 2 * _SHARE_TOKENS
-    )
-    return min(1 << (-(-longest // share) - 1).bit_length(), max(32, min(_BUSY_PROGRAMS // 2 // programs, 128)))
+    share = choose_shortest_share(programs)
+    if programs < _BUSY_PROGRAMS <= 8 * programs:
+        share *= 2
+    wanted = 1 << (-(-longest // share) - 1).bit_length()
+    return min(wanted, max(32, min(_BUSY_PROGRAMS // 2 // programs, 128)))
 
 
 DecodeStep = Callable[[DecodeShape], None]

@@ -1,8 +1,8 @@
 """Attention over paged KV in Triton: one token for each lane (decode), and tiles of prompts (prefill).
 
 Decode: a program handles all query heads of one key-value head of one lane, padded to the 16 rows that tensor cores
-need, and one share of the slot. Shares are equal inside a slot and no shorter than `SHORTEST`, so that one program
-reads a short slot and many read a long one. Where there are several, `_join` sums them.
+need, and one share of the slot. Shares are equal inside a slot and have at least 256 tokens, 2048 where lanes are many,
+so that one program reads a short slot and many read a long one. Where there are several, `_join` sums them.
 
 Prefill in 16 bits: the KV that the pieces see is gathered from its pages, which costs little beside the products, and
 the FlashAttention of torch does the rest. Large pieces of one long prompt go to the attention of cuDNN, twice as fast
@@ -22,10 +22,10 @@ import triton.language as tl
 from torch import Tensor
 
 from headway.engines.native.block_ops import TILE_TOKENS, HeadShape, KeysValues, PageTable, PrefillBatch
-from headway.engines.native.quantized_products import read_kv_rows
+from headway.engines.native.decode_graphs import choose_shortest_share
+from headway.engines.native.quantized_products import FP8, read_kv_rows
 from headway.engines.native.triton_launch import launch_options, wait_for_previous_kernel
 
-SHORTEST = 256
 _SHARED_MEMORY = 196_608
 """Bytes that keys and values on their way may take in a multiprocessor."""
 _CUDNN_TOKENS = 2048
@@ -59,61 +59,142 @@ def _cap(score, cap, CAPPED: tl.constexpr):
     return score
 
 
+@triton.jit
+def _find_block(table, start, n, high, PAGE: tl.constexpr, BLOCK: tl.constexpr):
+    """Return the first row of a block where it lies in one page, else the rows of its tokens."""
+    if PAGE % BLOCK == 0:
+        return tl.load(table + start // PAGE, mask=start < high, other=0).to(tl.int64) * PAGE + start % PAGE
+    else:  # noqa: RET505 - the compiler wants one type of what is returned
+        return _find_rows(table, start, n, high, PAGE, BLOCK)
+
+
+@triton.jit
+def _widen_pairs(pairs, ASSEMBLY: tl.constexpr):
+    """Return the first and the second numbers of pairs of 8 bits in float16, which holds them exactly."""
+    if ASSEMBLY:
+        return tl.inline_asm_elementwise(
+            """{
+            .reg .b32 even, odd;
+            .reg .b16 low, high;
+            prmt.b32 even, $2, 0, 0x4420;
+            prmt.b32 odd, $2, 0, 0x4431;
+            mov.b32 {low, high}, even;
+            cvt.rn.f16x2.e4m3x2 $0, low;
+            mov.b32 {low, high}, odd;
+            cvt.rn.f16x2.e4m3x2 $1, low;
+            }""",
+            "=r,=r,r", [pairs], dtype=(tl.float16, tl.float16), is_pure=True, pack=2,
+        )  # fmt: skip
+    first = (pairs & 0xFF).to(tl.uint8).to(tl.float8e4nv, bitcast=True)
+    second = ((pairs >> 8) & 0xFF).to(tl.uint8).to(tl.float8e4nv, bitcast=True)
+    return first.to(tl.float16), second.to(tl.float16)
+
+
+@triton.jit
+def _load_block(
+    keys, values, rows, kv_head, n, d, here, PAGE: tl.constexpr, BLOCK: tl.constexpr, KV: tl.constexpr,
+    SIZE: tl.constexpr, SIZE_PAD: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    """Return keys and values of a block.
+
+    Keys behind the end are read and masked as scores; values would turn what is not a number into more of it.
+    """
+    row: tl.constexpr = KV * SIZE // STEP
+    first = kv_head * (SIZE // STEP)
+    if PAGE % BLOCK == 0:
+        first += rows * row
+        rows = n
+    k_at = keys + first + ((rows * row)[None, :] + d[:, None])
+    v_at = values + first + ((rows * row)[:, None] + d[None, :])
+    if SIZE == SIZE_PAD:
+        return tl.load(k_at), tl.load(v_at, mask=here[:, None], other=0)
+    else:  # noqa: RET505 - the compiler wants one return
+        k_DN = tl.load(k_at, mask=d[:, None] * STEP < SIZE, other=0)
+        return k_DN, tl.load(v_at, mask=here[:, None] & (d[None, :] * STEP < SIZE), other=0)
+
+
+@triton.jit
+def _score(q_GD, odd_GD, k_DN, PAIRS: tl.constexpr, ASSEMBLY: tl.constexpr):
+    if PAIRS:
+        even, odd = _widen_pairs(k_DN, ASSEMBLY)
+        score = tl.dot(odd_GD, odd, tl.dot(q_GD, even))
+    else:
+        score = tl.dot(q_GD, k_DN, input_precision="ieee")
+    return score
+
+
+@triton.jit
+def _add_values(p, v_ND, sum_GD, odd_sum_GD, fade, PAIRS: tl.constexpr, ASSEMBLY: tl.constexpr):
+    """Return the faded sums with weighted values added; those of odd places are apart where KV comes in pairs."""
+    if PAIRS:
+        even, odd = _widen_pairs(v_ND, ASSEMBLY)
+        sum_GD = tl.dot(p.to(tl.float16), even, sum_GD * fade[:, None])
+        odd_sum_GD = tl.dot(p.to(tl.float16), odd, odd_sum_GD * fade[:, None])
+    else:
+        sum_GD = tl.dot(p.to(v_ND.dtype), v_ND, sum_GD * fade[:, None], input_precision="ieee")
+    return sum_GD, odd_sum_GD
+
+
 @triton.jit(do_not_specialize=["splits", "window"])
 def _decode(
     q, keys, values, out, parts, weights, tables, lanes, positions, sinks, scale, cap, window, splits, width,
     PAGE: tl.constexpr, HEADS: tl.constexpr, KV: tl.constexpr, SIZE: tl.constexpr, GROUP_PAD: tl.constexpr,
     SIZE_PAD: tl.constexpr, BLOCK: tl.constexpr, SHORTEST: tl.constexpr, SHARED: tl.constexpr, CAPPED: tl.constexpr,
-    SINKS: tl.constexpr, EARLY: tl.constexpr,
+    SINKS: tl.constexpr, PAIRS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     wait_for_previous_kernel(EARLY)
     lane = tl.program_id(0)
-    kv_head = tl.program_id(1)
-    split = tl.program_id(2)
+    kv_head, split = tl.program_id(1), tl.program_id(2)
     length = (tl.load(positions + lane) + 1).to(tl.int32)
     begin, share, _ = _share(length, window, splits, BLOCK, SHORTEST)
     low = begin + split * share
     high = tl.minimum(low + share, length)
     group: tl.constexpr = HEADS // KV
+    step: tl.constexpr = 2 if PAIRS else 1  # numbers of an element of KV
     g = tl.arange(0, GROUP_PAD)
-    d = tl.arange(0, SIZE_PAD)
+    d = tl.arange(0, SIZE_PAD // step)
     n = tl.arange(0, BLOCK)
-    mine = (g[:, None] < group) & (d[None, :] < SIZE)
+    mine = (g[:, None] < group) & (d[None, :] * step < SIZE)
     head = lane.to(tl.int64) * HEADS + kv_head * group + g
-    q_GD = tl.load(q + head[:, None] * SIZE + d[None, :], mask=mine, other=0.0)
+    place = head[:, None] * SIZE + d[None, :] * step
+    q_GD = tl.load(q + place, mask=mine, other=0.0)
+    odd_GD = q_GD
+    if PAIRS:
+        q_GD, odd_GD = q_GD.to(tl.float16), tl.load(q + place + 1, mask=mine, other=0.0).to(tl.float16)
     table = tables + tl.load(lanes + lane).to(tl.int64) * width
     first_seen = tl.where(window > 0, length - window, 0)
     peak = tl.full([GROUP_PAD], float("-inf"), tl.float32)
     total = tl.zeros([GROUP_PAD], tl.float32)
     if SINKS:  # one more score that has no value, in the first share
         sink = tl.load(sinks + kv_head * group + g, mask=g < group, other=float("-inf")).to(tl.float32)
-        sink = sink * _SCORE_BASE
-        peak = tl.where(split == 0, sink, peak)
+        peak = tl.where(split == 0, sink * _SCORE_BASE, peak)
         total = tl.where((split == 0) & (g < group), 1.0, 0.0)
-    sum_GD = tl.zeros([GROUP_PAD, SIZE_PAD], tl.float32)
+    sum_GD = tl.zeros([GROUP_PAD, SIZE_PAD // step], tl.float32)
+    odd_sum_GD = tl.zeros([GROUP_PAD, SIZE_PAD // step], tl.float32)
+    rows = _find_block(table, low, n, high, PAGE, BLOCK)
     for start in range(low, high, BLOCK):
         at = start + n
         here = (at < high) & (at >= first_seen)
-        offset = _find_rows(table, start, n, high, PAGE, BLOCK) * (KV * SIZE) + kv_head * SIZE
-        k_DN = tl.load(keys + offset[None, :] + d[:, None], mask=here[None, :] & (d[:, None] < SIZE), other=0.0)
-        score = _cap(tl.dot(q_GD, k_DN.to(q_GD.dtype), input_precision="ieee") * scale, cap, CAPPED)
+        k_DN, v_ND = _load_block(keys, values, rows, kv_head, n, d, here, PAGE, BLOCK, KV, SIZE, SIZE_PAD, step)
+        rows = _find_block(table, start + BLOCK, n, high, PAGE, BLOCK)
+        score = _cap(_score(q_GD, odd_GD, k_DN, PAIRS, EARLY) * scale, cap, CAPPED)
         score = tl.where(here[None, :], score, float("-inf"))
         higher = tl.maximum(peak, tl.max(score, 1))
         p = tl.exp2(score - higher[:, None])
         fade = tl.exp2(peak - higher)
-        v_ND = tl.load(values + offset[:, None] + d[None, :], mask=here[:, None] & (d[None, :] < SIZE), other=0.0)
-        v_ND = v_ND.to(q_GD.dtype)
-        sum_GD = sum_GD * fade[:, None] + tl.dot(p.to(v_ND.dtype), v_ND, input_precision="ieee")
+        sum_GD, odd_sum_GD = _add_values(p, v_ND, sum_GD, odd_sum_GD, fade, PAIRS, EARLY)
         total = total * fade + tl.sum(p, 1)
         peak = higher
     if SHARED:
         mine = mine & (low < high)
-        part = head * splits + split
-        tl.store(parts + part[:, None] * SIZE + d[None, :], sum_GD / total[:, None], mask=mine)
-        tl.store(weights + part, peak + tl.log2(total), mask=(g < group) & (low < high))
+        place = place + (head * (splits - 1) + split)[:, None] * SIZE
+        tl.store(weights + head * splits + split, peak + tl.log2(total), mask=(g < group) & (low < high))
+        target = parts
     else:
-        result = (sum_GD / total[:, None]).to(out.dtype.element_ty)
-        tl.store(out + head[:, None] * SIZE + d[None, :], result, mask=mine)
+        target = out
+    tl.store(target + place, (sum_GD / total[:, None]).to(target.dtype.element_ty), mask=mine)
+    if PAIRS:
+        tl.store(target + place + 1, (odd_sum_GD / total[:, None]).to(target.dtype.element_ty), mask=mine)
 
 
 @triton.jit(do_not_specialize=["splits", "window"])
@@ -197,32 +278,40 @@ def decode(
 ) -> Tensor:
     """See `BlockOps.decode`."""
     lanes, out = len(q_BHD), torch.empty_like(q_BHD)
-    shared = splits > 1
+    shared, pairs = splits > 1, kv[0].dtype == FP8
     shape = (lanes * heads.query * splits, heads.size) if shared else (1, 1)
     parts = torch.empty(shape, dtype=torch.float32, device=out.device)
     weights = torch.empty(shape[:1], dtype=torch.float32, device=out.device)
-    size_pad, block = _pad_size(heads), 64
-    programs = lanes * heads.kv * splits
-    # Pages are looked up first, which takes a stage; where programs are few, each must have more loads under way.
-    few = programs < 512 and (splits > 1 or size_pad <= 64) and q_BHD.element_size() == 2
-    stages = 5 if few else 2 if programs >= 1024 else 3
-    stages = max(1, min(stages, _SHARED_MEMORY // (2 * block * size_pad * q_BHD.element_size())))
+    size_pad, block = max(32 if pairs else 16, _pad_size(heads)), 64
+    warps, stages = choose_decode_launch(lanes * heads.kv * splits, size_pad, kv[0].element_size())
+    keys, values = (part.view(torch.int16) if pairs else part for part in kv)
+    shortest = choose_shortest_share(lanes * heads.kv)
     _decode[(lanes, heads.kv, splits)](
-        q_BHD, *kv, out, parts, weights, pages.tables, lanes_B, positions_B, q_BHD if sinks_H is None else sinks_H,
-        heads.scale * _LOG2_E, heads.softcap * _LOG2_E, heads.window, splits, pages.tables.shape[1],
-        PAGE=pages.page_tokens, HEADS=heads.query, KV=heads.kv, SIZE=heads.size,
+        q_BHD, keys, values, out, parts, weights, pages.tables, lanes_B, positions_B,
+        q_BHD if sinks_H is None else sinks_H, heads.scale * _LOG2_E, heads.softcap * _LOG2_E, heads.window, splits,
+        pages.tables.shape[1], PAGE=pages.page_tokens, HEADS=heads.query, KV=heads.kv, SIZE=heads.size,
         GROUP_PAD=max(16, triton.next_power_of_2(heads.query // heads.kv)), SIZE_PAD=size_pad, BLOCK=block,
-        SHORTEST=SHORTEST, SHARED=shared, CAPPED=heads.softcap > 0, SINKS=sinks_H is not None,
-        num_warps=2 if size_pad <= 64 else 4,
-        num_stages=stages, **launch_options(),
+        SHORTEST=shortest, SHARED=shared, CAPPED=heads.softcap > 0, SINKS=sinks_H is not None, PAIRS=pairs,
+        num_warps=warps, num_stages=max(1, min(stages, _SHARED_MEMORY // (2 * block * size_pad * keys.element_size()))),
+        **launch_options(),
     )  # fmt: skip
     if shared:
         _join[(lanes, heads.query)](
             parts, weights, out, positions_B, heads.window, splits, HEADS=heads.query, SIZE=heads.size,
-            SIZE_PAD=size_pad, SPLITS_PAD=triton.next_power_of_2(splits), BLOCK=block, SHORTEST=SHORTEST, num_warps=1,
+            SIZE_PAD=size_pad, SPLITS_PAD=triton.next_power_of_2(splits), BLOCK=block, SHORTEST=shortest, num_warps=1,
             **launch_options(),
         )  # fmt: skip
     return out
+
+
+def choose_decode_launch(programs: int, size: int, element_bytes: int) -> tuple[int, int]:
+    """Return warps and stages, as measured on an H200: few programs need more loads under way."""
+    few = programs < 512
+    if element_bytes > 2 or size > 128:
+        return 4, 2
+    if size > 64:
+        return 2, 4 if few else 3
+    return (4, 3) if few else (2, 2)
 
 
 def _pad_size(heads: HeadShape) -> int:

@@ -37,11 +37,11 @@ def _quantize(x, out, scales, WIDTH: tl.constexpr, BLOCK: tl.constexpr, GATED: t
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
     peak = tl.zeros([BLOCK], tl.float32)
-    for start in range(0, WIDTH, BLOCK):
+    for start in tl.static_range(0, WIDTH, BLOCK):
         peak = tl.maximum(peak, tl.abs(_load_row(x, row, start + i, WIDTH, GATED)))
     scale = find_scale(tl.max(peak, 0))
     tl.store(scales + row, scale)
-    for start in range(0, WIDTH, BLOCK):
+    for start in tl.static_range(0, WIDTH, BLOCK):
         value = _load_row(x, row, start + i, WIDTH, GATED) / scale
         value = tl.minimum(tl.maximum(value, -_LARGEST), _LARGEST)
         tl.store(out + row * WIDTH + start + i, value.to(out.dtype.element_ty), mask=start + i < WIDTH)
@@ -61,8 +61,7 @@ def _run(x: Tensor, width: int, *, gated: bool) -> tuple[Tensor, Tensor]:
     rows = x.numel() // x.shape[-1]
     out = torch.empty(rows, width, dtype=torch.float8_e4m3fn, device=x.device)
     scales = torch.empty(rows, 1, dtype=torch.float32, device=x.device)
-    block = min(4096, triton.next_power_of_2(width))
-    _quantize[(rows,)](
-        x, out, scales, WIDTH=width, BLOCK=block, GATED=gated, num_warps=8 if block > 1024 else 4, **launch_options()
-    )
+    block = min(8192, triton.next_power_of_2(width))
+    warps = max(4, min(16, block // 512))
+    _quantize[(rows,)](x, out, scales, WIDTH=width, BLOCK=block, GATED=gated, num_warps=warps, **launch_options())
     return out, scales

@@ -37,7 +37,7 @@ export class Overview implements View {
     const focused = document.activeElement?.getAttribute("data-run");
     replace(this.cards, ...heads.map((head) => this.makeCard(head)));
     if (focused) this.cards.querySelector<HTMLElement>(`[data-run="${CSS.escape(focused)}"]`)?.focus();
-    if (!heads.length) this.cards.append(h("p", { class: "empty" }, `No run was found in ${store.root}. One appears here as soon as it starts.`));
+    if (!heads.length) this.cards.append(h("p", { class: "empty" }, `No run was found in ${store.root}. One appears here as soon as it starts: headway train run.yaml`));
   }
 
   private makeCard(head: Head): HTMLElement {

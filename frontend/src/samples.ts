@@ -120,8 +120,11 @@ export class Samples implements View {
     this.open = id;
     for (const button of this.list.querySelectorAll("button")) button.classList.toggle("chosen", button.dataset.sample === id);
     if (!this.group) replace(this.detail, h("p", { class: "empty" }, "opening the sample…"));
-    this.group = await ask<Group>("run/group", { run: this.run, sample: id }).catch(() => null);
-    this.showGroup();
+    const found = await ask<Group>("run/group", { run: this.run, sample: id }).catch(() => null);
+    if (id !== this.open) return;
+    this.group = found;
+    if (found) this.showGroup();
+    else replace(this.detail, h("p", { class: "empty" }, "This sample cannot be read; the server is gone, or its file has changed."));
   }
 
   private showGroup(): void {
@@ -134,7 +137,7 @@ export class Samples implements View {
     const most = Math.max(1e-9, ...group.columns.map((member) => Math.abs(member.advantage ?? 0)));
     replace(this.detail,
       h("header", { class: "card" }, h("h3", {}, group.title), group.dropped ? h("p", { class: "dropped" }, h("b", {}, group.dropped.replaceAll("_", " ")), `: ${DROP_REASONS[group.dropped] ?? "not trained"}`) : null, hasTokens ? h("label", { class: "control" }, "colour tokens by", select) : null, hasTokens ? this.makeScale(versions) : null,
-        h("div", { class: "task" }, h("b", {}, "task"), h("pre", {}, group.prompt ?? ""), group.expected !== null && group.expected !== undefined ? h("p", {}, h("b", {}, "expected "), String(group.expected)) : null)),
+        h("div", { class: "task" }, group.prompt ? h("b", {}, "task") : null, group.prompt ? h("pre", {}, group.prompt) : null, group.expected !== null && group.expected !== undefined ? h("p", {}, h("b", {}, "expected "), String(group.expected)) : null)),
       h("div", { class: "columns" }, ...group.columns.map((member, place) => this.makeMember(member, place === group.chosen, versions, most))),
       group.left_out ? h("p", { class: "note" }, `${group.left_out} more members were not logged.`) : null);
   }

@@ -38,7 +38,7 @@ from headway.monitor.run_report import RunMonitor, make_run_report
 from headway.monitor.trackers import GuardedSink, make_exports, make_trackers
 from headway.runs.dashboard_link import DashboardLink
 from headway.runs.run_changes import OptionChange
-from headway.runs.run_directory import LEDGER_FILE, RunDirectory, find_checkpoint_of_run
+from headway.runs.run_directory import LEDGER_FILE, LOCK_FILE, RunDirectory, find_checkpoint_of_run
 
 HELP = "train a policy"
 RESUMABLE = 75
@@ -77,7 +77,10 @@ def run_command(args: argparse.Namespace) -> int:
 def _train(args: argparse.Namespace, received: list[str]) -> int:
     """Train, append the names of signals to `received`, and return the exit code, whatever ended the run."""
     resolved = load_run_config(args.arguments)
-    console = make_console()
+    console, path = make_console(), Path(resolved.config.output_dir).expanduser()
+    if not args.dry_run and (path / LOCK_FILE).exists():
+        with RunDirectory(path):  # another run is at work here: refused before the model is read
+            pass
     with ProgressLines("checking model, data and rewards") as progress:
         prepared = prepare_run(resolved, on_phase=lambda what: progress.say(f"reading {what}"))
     if args.resume and not (prepared.directory / LEDGER_FILE).exists():

@@ -58,6 +58,7 @@ from headway.runs.stored_paths import (
 )
 from headway.trainers.checkpoint_mark import MARK_FILE, read_completion_mark, verify_model
 
+LOCK_FILE = "run.lock"
 LEDGER_FILE, IDENTITY_FILE, ORIGINS_FILE = "ledger.sqlite", "identity.json", "origins.json"
 _FIXED_OPTIONS = (
     "num_return_sequences_in_group",
@@ -103,7 +104,7 @@ class RunDirectory:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             (self.path / "logs").mkdir(exist_ok=True)
-            handle = os.open(self.path / "run.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            handle = os.open(self.path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise _make_unwritable_error("output_dir", self.path, error) from error
         try:

@@ -302,6 +302,12 @@ def test_a_rank_of_zero_trains_no_adapters_whatever_the_default_is() -> None:
     assert config.actor_train.model_args.lora_rank is None
     lora = load_config(None, [*VERL, "actor_rollout_ref.model.lora_rank=8"]).config.actor_train.model_args
     assert (lora.lora_rank, lora.lora_alpha, lora.lora_target) == (8, 16.0, ())
+    megatron = [
+        "actor_rollout_ref.model.lora.rank=8",
+        "actor_rollout_ref.model.lora.target_modules=[linear_qkv,linear_proj]",
+    ]
+    layers = load_config(None, [*VERL, *megatron]).config.actor_train.model_args.lora_target
+    assert layers == ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
 def test_a_window_of_gerl_is_drawn_from_the_range_that_is_given() -> None:

@@ -21,6 +21,13 @@ _FUNCTION = "custom_reward_function.path"
 _NODE = 8
 _LORA_ALPHA = 16
 _OLD_CAP, _OLD_LEVELS = "algorithm.rollout_is_threshold", {name: name for name in ("token", "sequence", "geometric")}
+_MEGATRON_LAYERS = {
+    "linear_qkv": ("q_proj", "k_proj", "v_proj"),
+    "linear_proj": ("o_proj",),
+    "linear_fc1": ("gate_proj", "up_proj"),
+    "linear_fc2": ("down_proj",),
+}
+"""Layers of Megatron and the layers of transformers that they are made of."""
 _OTHER_TRAINERS = ("veomni", "torchtitan", "automodel", "mindspeed")
 
 
@@ -285,7 +292,9 @@ def _translate_adapters(given: ForeignEntries) -> None:
         given.give(f"{base}.lora_rank", rank, f"{_MODEL}.lora.rank")
     if (alpha := given.take(f"{_MODEL}.lora.alpha")) and rank:
         given.give(f"{base}.lora_alpha", alpha, f"{_MODEL}.lora.alpha")
-    targets = given.take(f"{_MODEL}.target_modules")
+    targets, layers = given.take(f"{_MODEL}.target_modules"), given.take(f"{_MODEL}.lora.target_modules")
+    if isinstance(layers, list) and not {*map(str, layers)} >= _MEGATRON_LAYERS.keys():  # all of them are the default
+        targets = [ours for name in layers for ours in _MEGATRON_LAYERS.get(str(name), (str(name),))]
     if not rank:
         for key in ("lora_rank", "lora_alpha"):
             given.take(f"{_MODEL}.{key}")

@@ -122,16 +122,15 @@ def test_sizes_of_other_trainers_are_taken_over_with_one_line(name: str) -> None
     assert make_rank_layout(resolved, plan_placement(resolved).ranks).text == "data 2 × context 2"
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"processes": False}, "ranks of the trainer are processes"),
-        ({f"{SIZES}.tensor_model_parallel_size": 2, "actor_train.model_args.lora_rank": 4}, "adapters"),
-    ],
-)
-def test_what_ranks_cannot_do_is_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        plan_placement(load_config({**APART, **options}))
+def test_ranks_without_processes_are_refused() -> None:
+    with pytest.raises(ConfigError, match="ranks of the trainer are processes"):
+        plan_placement(load_config({**APART, "processes": False}))
+
+
+def test_layers_with_adapters_are_cut_by_weights_and_one_line_says_so() -> None:
+    sizes = {f"{SIZES}.tensor_model_parallel_size": 2, "actor_train.model_args.lora_rank": 4}
+    made = plan_on_machine(load_config({**APART, **sizes}), Machine(cores=8, gpus=0))
+    assert made.layout.text == "data 4" and sum("tensor_model_parallel_size = 2 has no" in n for n in made.notes) == 1
 
 
 def model(directory: Path, kind: str, **shape: Any) -> Path:

@@ -30,12 +30,13 @@ def count_trainer_ranks(resolved: ResolvedConfig, device: str, devices: tuple[in
 def make_rank_layout(resolved: ResolvedConfig, ranks: int) -> RankLayout:
     """Return how the ranks share a step. Sizes that do not divide their number are left out, the larger one first.
 
-    Ranks of a denoising model share neither layers nor pictures.
+    Ranks of a denoising model share neither layers nor pictures, and layers with adapters are not shared.
     """
     sizes = resolved.config.actor_train.strategy_args.strategy_config
     if resolved.derived.pipeline == "denoising":
         return RankLayout(ranks=ranks)
-    tensor, context = sizes.tensor_model_parallel_size, sizes.context_parallel_size
+    adapted = resolved.config.actor_train.model_args.lora_rank is not None
+    tensor, context = 1 if adapted else sizes.tensor_model_parallel_size, sizes.context_parallel_size
     choices = (
         [(tensor, context), (1, context), (tensor, 1)]
         if tensor >= context
@@ -57,9 +58,6 @@ def plan_rank_layout(resolved: ResolvedConfig, ranks: int, *, device: str, proce
     if not processes:
         problem = f"{ranks} ranks of the trainer are processes"
         raise ConfigError(problem, key="processes", value=False, hint=f"true, or {key}: {single}")
-    if config.actor_train.model_args.lora_rank is not None and layout.tensor > 1:
-        problem, key = "adapters are not cut by columns and rows", f"{_SIZES_KEY}.tensor_model_parallel_size"
-        raise ConfigError(problem, key=key, value=layout.tensor, hint="1: adapters go with cut weights and sequences")
     args, key = config.actor_train.training_args, "actor_train.training_args"
     if args.optim == "adamw_8bit":
         problem = f"moments of {ranks} ranks are cut over them, and not in 8 bits"

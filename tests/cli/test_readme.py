@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from pathlib import Path
 
 import pytest
 import yaml
@@ -20,10 +21,16 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 TREE = README.partition("    src/headway/\n")[2].partition("\n\n")[0]
 
 
-def test_the_code_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """As it stands there; the example that it reads has smaller batches."""
     blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     assert len(blocks) == 1
-    monkeypatch.chdir(ROOT)
+    (tmp_path / "examples").mkdir()
+    example = (EXAMPLES / "simulate_small.yaml").read_text(encoding="utf-8")
+    smaller = example.replace("rollout_batch_size: 32 ", "rollout_batch_size: 4 ")
+    assert smaller != example
+    (tmp_path / "examples" / "simulate_small.yaml").write_text(smaller, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
     with REWARDS.isolate():
         exec(compile(blocks[0], "README.md", "exec"), {"__name__": "readme"})
         assert "closeness" in REWARDS

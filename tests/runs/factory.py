@@ -210,8 +210,8 @@ def gone(pids: list[int], within_s: float = 30.0) -> bool:
 
 
 def segments() -> set[str]:
-    """Shared memory that has a name."""
-    return {path.name for path in Path("/dev/shm").iterdir()}
+    """Shared memory that has a name, without the directories of tests."""
+    return {path.name for path in Path("/dev/shm").iterdir() if not path.name.startswith("pytest-")}
 
 
 def _text(value: Any) -> str:

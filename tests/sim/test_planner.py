@@ -149,7 +149,7 @@ def test_a_scaled_world_takes_as_long_as_the_whole() -> None:
     base = long_tail()
     whole = replace(
         base,
-        settings=replace(base.settings, groups_per_step=128, group_size=8, async_generation_ratio=1.0, max_steps=6),
+        settings=replace(base.settings, groups_per_step=128, group_size=8, async_generation_ratio=1.0, max_steps=4),
         train_devices=tuple(range(16)),
         infer_devices=tuple(range(16, 32)),
     )

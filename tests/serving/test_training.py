@@ -21,8 +21,6 @@ from headway.monitor.event_log import EventLog, LoggedEvent
 from headway.rewards.base import EpisodeReturn
 from headway.serving.agent_environment import AgentEndpoint, AgentEnvironmentFactory
 from headway.serving.agent_launch import make_agent_launcher
-from headway.serving.agent_environment import AgentEndpoint, AgentEnvironmentFactory
-from headway.serving.agent_launch import make_agent_launcher
 from headway.settings import make_run_settings
 from headway.types import Batch, Episode, Task
 

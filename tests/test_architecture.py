@@ -61,7 +61,7 @@ PREPOSITIONS = frozenset(
     )
 )
 """Words that no docstring begins with: what it describes has a name, and comes first."""
-MOST_LINES, MOST_FILES = 75_900, 468
+MOST_LINES, MOST_FILES = 76_100, 468
 """Of the whole package."""
 MOST_LINES_OF_A_FUNCTION = 60
 MOST_LINES_OF_A_FILE = 400

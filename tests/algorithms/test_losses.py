@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from headway.algorithm_traits import ADVANTAGE_TRAITS, LOSS_TRAITS, LossTraits, register_policy_loss
+from headway.algorithms import advantages as advantages  # registers the built-in ones
 from headway.algorithms.actions import Actions
 from headway.algorithms.losses import ActionLoss, LossSettings, compute_action_loss
 from headway.errors import ConfigError, InvariantBroken

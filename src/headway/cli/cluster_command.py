@@ -66,8 +66,11 @@ def run_command(args: argparse.Namespace) -> int:
         print_json({**facts, **placed, "notes": notes, **_list_nodes(where)})
         return 0
     console.print(where.summary, markup=False, soft_wrap=True)
-    console.print("\n".join(describe_plan(resolved, where)), markup=False, soft_wrap=True)
-    print_layout(parts, console)
+    if where.device == "cpu":
+        print_layout(parts, console)
+    else:
+        console.print("\n".join(describe_plan(resolved, where)), markup=False, soft_wrap=True)
+        print_memory_fit(parts, console)
     for note in notes:
         console.print(f"note: {note}", markup=False, soft_wrap=True)
     console.print("What memory they need: headway train … --dry-run", markup=False)

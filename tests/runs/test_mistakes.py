@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -54,11 +55,15 @@ def test_what_cannot_be_trained_is_refused_with_the_key_and_the_reason(runs: Run
     (tmp_path / "plain").mkdir()
     (tmp_path / "file").write_text("")
     (tmp_path / "broken.py").write_text("import nothing_like_this\n")
+    shutil.copytree(runs.model, tmp_path / "small")
+    described = (runs.model / "config.json").read_text(encoding="utf-8")
+    (tmp_path / "small" / "config.json").write_text(re.sub(r'("vocab_size": )\d+', r"\g<1>44", described))
     long = "1+" * 40
     cases: list[tuple[dict[str, Any], tuple[str, ...]]] = [
         ({"pretrain": "/nowhere/model"}, ("pretrain = '/nowhere/model'", "no such directory")),
         ({"pretrain": "no-such-model"}, ("pretrain", "tiny-sums")),
         ({"pretrain": tmp_path / "plain"}, ("config.json", "not a model")),
+        ({"pretrain": tmp_path / "small"}, ("pretrain", "the model knows 44: do they belong together?")),
         (data(write(tmp_path / "empty.jsonl")), ("empty.jsonl", "has no rows")),
         (data(tmp_path / "missing.jsonl"), ("missing.jsonl", "no such file")),
         (data(write(tmp_path / "column.jsonl", {"question": "1+1="})), ("no column 'prompt'", "here are question")),

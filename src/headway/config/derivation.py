@@ -210,13 +210,14 @@ def _derive_redundant_groups(draft: ConfigDraft, additional: int, slots: int) ->
 
 
 def _derive_headway(draft: ConfigDraft, per_step: int) -> None:
+    key = "pipeline_depth" if draft.config.pipeline_depth is not None else "async_generation_ratio"
     if draft.config.pipeline_depth is None:
         draft.derive("pipeline_depth", draft.config.async_generation_ratio, "async_generation_ratio")
     depth = draft.config.pipeline_depth or 0.0
     slots = count_slots(depth, per_step)
     if depth > 0 and slots == per_step:
         draft.notes.append(
-            f"pipeline_depth = {depth:g} has no effect: ⌊(1 + {depth:g}) × {per_step}⌋ = {slots} groups are one step, "
+            f"{key} = {depth:g} has no effect: ⌊(1 + {depth:g}) × {per_step}⌋ = {slots} groups are one step, "
             f"so that rollout does not run ahead; {1 / per_step:g} would start one group ahead"
         )
     if draft.config.staleness_window is None and draft.config.staleness_policy == "window":

@@ -116,6 +116,7 @@ def prepare_run(resolved: ResolvedConfig, *, on_phase: Callable[[str], None] = l
     placement, family = plan_placement(resolved), select_model_family(resolved)
     policy = family.find_policy(resolved)
     _check_context_length(resolved, policy)
+    doubts = _check_vocabulary(policy)
     problem = family.find_adapter_problem(policy) if placement.transport.adapters else None
     if resolved.derived.pipeline != "denoising" and (placement.budget is None or problem):
         placement = plan_memory(resolved, placement, find_model_shape(policy.path), merges=problem is not None)
@@ -128,7 +129,7 @@ def prepare_run(resolved: ResolvedConfig, *, on_phase: Callable[[str], None] = l
     if config.resume not in ("auto", "never"):
         read_checkpoint_version(Path(config.resume).expanduser())
     own_notes = reward.notes if isinstance(reward, RoutedReward) else ()
-    notes = (*resolved.notes, *placement.notes, *sources.notes, *own_notes)
+    notes = (*resolved.notes, *doubts, *placement.notes, *sources.notes, *own_notes)
     notes += () if problem is None else (f"adapters are merged into whole weights for the engines: {problem}",)
     compares = config.weight_transfer.compare_served
     if compares and (uses_external_engines(resolved) or resolved.derived.pipeline == "denoising"):
@@ -164,6 +165,18 @@ def _check_context_length(resolved: ResolvedConfig, policy: PolicyInfo) -> None:
         problem += f"{derived.prompt_length} of the prompt + {derived.response_length} of the answer"
         hint = f"prompt_length + response_length of at most {policy.positions}"
         raise ConfigError(problem, key="sequence_length", value=wanted, hint=hint)
+
+
+def _check_vocabulary(policy: PolicyInfo) -> tuple[str, ...]:
+    """Reject a tokenizer that has more tokens than its model, and return a note if it has far fewer."""
+    shape = find_model_shape(policy.path)
+    if policy.tokenizer is None or shape is None:
+        return ()
+    tokens, known = len(policy.tokenizer), shape.vocabulary
+    problem = f"its tokenizer has {tokens:,} tokens, and the model knows {known:,}: do they belong together?"
+    if tokens > 1.01 * known:  # a few may have been added that no text contains
+        raise ConfigError(problem, key="pretrain", value=str(policy.path))
+    return (f"pretrain: {problem}",) if tokens < 0.8 * known else ()
 
 
 @contextmanager

@@ -6,6 +6,7 @@ an error at once, whatever the thread does.
 """
 
 import asyncio
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,6 +18,8 @@ import torch
 from headway.errors import TrainerCrashed
 
 T = TypeVar("T")
+_SWITCH_S = 0.0005
+"""How long another thread may keep the interpreter while this one has kernels to launch; Python's default is 5 ms."""
 
 
 class JobAbandoned(Exception):
@@ -104,6 +107,7 @@ class TrainingThread:
 def _set_up(threads: int, device: str) -> None:
     torch.set_num_threads(threads)
     if torch.device(device).type == "cuda":
+        sys.setswitchinterval(_SWITCH_S)
         stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.default_stream(device))  # models are made on the default stream
         torch.cuda.set_stream(stream)

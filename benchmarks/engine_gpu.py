@@ -32,8 +32,8 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -350,8 +350,8 @@ async def prompt(model: PreTrainedModel, name: str) -> None:
 
 
 PROFILE: dict[str, Any] = {"lanes": [8, 64, 512], "length": 320}
-LONG: dict[str, Any] = {"seconds": None, "bytes": None, "after": None}
-"""When the long answers are stopped, the memory of their KV cache, and the file that they wait for."""
+LONG: dict[str, Any] = {"seconds": None, "tokens": None, "bytes": None, "after": None}
+"""When long answers are stopped (seconds, tokens), the memory of their KV cache, and the file that they wait for."""
 
 
 def capture(fewest: int, longest: int) -> Callable[[Any], list[Any]]:
@@ -405,24 +405,42 @@ async def long(model: PreTrainedModel, name: str) -> None:
         return []
 
     begin = time.perf_counter()
-    stopped = LONG["seconds"] is not None  # not many steps then, and many lanes to the end
+    stopped = (
+        LONG["seconds"] is not None or LONG["tokens"] is not None
+    )  # not many steps then, and many lanes to the end
     await engine._get_thread().call(capture(96 if stopped else 1, 4096 if stopped else most))
     await answer(engine, requests([64] * 256, model.config.vocab_size, "w"))
     print(f"shapes captured and 256 short answers in {time.perf_counter() - begin:.1f} s", flush=True)
     await wait_for(LONG["after"])
     print("now", flush=True)
     begin = time.perf_counter()
-    parts = [Progress() for _ in asked]
-    running = [
-        asyncio.create_task(engine.generate(each, part))
-        for each, part in zip(requests(asked, model.config.vocab_size, "a"), parts, strict=True)
-    ]
+    enough, left = asyncio.Event(), LONG["tokens"] or sum(asked)
+
+    def count(actions: Sequence[Any]) -> None:
+        nonlocal left
+        left -= len(actions)
+        if left <= 0:
+            enough.set()
+
+    parts = [Progress(count) for _ in asked]
+    running = asyncio.gather(
+        *(
+            engine.generate(each, part)
+            for each, part in zip(requests(asked, model.config.vocab_size, "a"), parts, strict=True)
+        )
+    )
     try:
         async with asyncio.timeout(LONG["seconds"]):
-            await asyncio.gather(*running)
+            await enough.wait()
+            took = time.perf_counter() - begin
+            if not LONG["tokens"]:
+                await running
     except TimeoutError:
+        took = time.perf_counter() - begin
         print("stopped by the clock")
-    took = time.perf_counter() - begin
+    running.cancel()
+    with suppress(asyncio.CancelledError):
+        await running
     made = sum(len(part.actions) for part in parts)
     for part in parts:
         assert len(part.actions) == len(part.logps) == sum(run.count for run in part.runs)
@@ -518,12 +536,13 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--profile-lanes", type=int, nargs="*", default=PROFILE["lanes"])
     parser.add_argument("--profile-length", type=int, default=PROFILE["length"])
     parser.add_argument("--long-seconds", type=float, help="stop `long` after so many seconds")
+    parser.add_argument("--long-tokens", type=int, help="stop `long` after so many tokens")
     parser.add_argument("--long-kv-gib", type=float, help="give `long` less memory than there is")
     parser.add_argument("--long-after", help="let `long` wait for this file, while another engine starts")
     options = parser.parse_args(arguments)
     PRECISION.update(dtype=options.dtype, kv_dtype=options.kv_dtype)
     PROFILE.update(lanes=options.profile_lanes, length=options.profile_length)
-    LONG.update(seconds=options.long_seconds, after=options.long_after)
+    LONG.update(seconds=options.long_seconds, tokens=options.long_tokens, after=options.long_after)
     LONG["bytes"] = None if options.long_kv_gib is None else int(options.long_kv_gib * 2**30)
     if "host" in options.parts:
         measure_host(requests([512] * 512, 1000))

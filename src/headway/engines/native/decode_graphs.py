@@ -27,9 +27,14 @@ class DecodeShape(NamedTuple):
 
 
 def round_up_lanes(lanes: int, most: int) -> int:
-    """Return the next number of lanes that is captured: powers of 2 to 16, then steps of an eighth or less."""
+    """Return the next number of lanes that is captured: powers of 2 to 16, then steps of an eighth or less.
+
+    Between 128 and 256 they are those for which the library multiplies fastest (7B on an H200).
+    """
     if lanes <= 16:
         size = 1 << (lanes - 1).bit_length()
+    elif 128 < lanes <= 256:
+        size = next(each for each in (144, 176, 208, 224, 256) if lanes <= each)
     else:
         step = max(16, 1 << max(0, (lanes - 1).bit_length() - 3))
         size = -(-lanes // step) * step

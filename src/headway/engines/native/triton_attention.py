@@ -305,13 +305,16 @@ def decode(
 
 
 def choose_decode_launch(programs: int, size: int, element_bytes: int) -> tuple[int, int]:
-    """Return warps and stages, as measured on an H200: few programs need more loads under way."""
-    few = programs < 512
+    """Return warps and stages as measured on an H200: as many stages as let all programs run at once, else three."""
     if element_bytes > 2 or size > 128:
         return 4, 2
-    if size > 64:
-        return 2, 4 if few else 3
-    return (4, 3) if few else (2, 2)
+    if size <= 64:
+        return (4, 3) if programs < 512 else (2, 2)
+    for stages in (4, 3, 2):
+        resident = 220_000 // ((stages - 1) * 128 * size * element_bytes + 6144)
+        if programs <= 132 * min(resident, 6):
+            return 2, stages
+    return 2, 3
 
 
 def _pad_size(heads: HeadShape) -> int:

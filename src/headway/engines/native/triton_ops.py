@@ -177,7 +177,7 @@ class TritonBlockOps(BlockOps):
         return out
 
     def _multiply_scaled(self, x: QuantizedRows, weight: QuantizedRows, bias: Tensor | None) -> Tensor:
-        if triton_products.is_faster_scaled(len(x.data), weight.data):
+        if triton_products.is_faster_scaled(len(x.data)):
             return triton_products.product_scaled(x, weight, bias)
         return multiply_quantized(x, weight, bias)
 

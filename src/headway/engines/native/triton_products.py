@@ -15,7 +15,6 @@ from headway.engines.native.quantized_products import QuantizedRows
 from headway.engines.native.triton_launch import launch_options, wait_for_previous_kernel
 
 _MOST_ROWS = 64
-_MOST_DEEP_ROWS = 64
 _MOST_ELEMENTS = 5_000_000
 _PROGRAMS = 288
 """Number of programs: about two for each multiprocessor keep the memory busy."""
@@ -91,10 +90,9 @@ def is_faster(rows: int, elements: int) -> bool:
     return rows <= _MOST_ROWS and elements <= _MOST_ELEMENTS
 
 
-def is_faster_scaled(rows: int, weight: Tensor | None = None) -> bool:
-    """Return whether these kernels are faster in 8 bits: the library splits no deep and narrow matrix in its depth."""
-    deep = weight is not None and weight.shape[1] > 2 * weight.shape[0]
-    return rows <= (_MOST_DEEP_ROWS if deep else _MOST_ROWS)
+def is_faster_scaled(rows: int) -> bool:
+    """Return whether these kernels are faster in 8 bits."""
+    return rows <= _MOST_ROWS
 
 
 def product(x_TE: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -109,16 +107,14 @@ def product_scaled(x: QuantizedRows, weight: QuantizedRows, bias: Tensor | None)
 
 def _run_product(x_TE: Tensor, weight: Tensor, bias: Tensor | None, scales: tuple[Tensor, Tensor] | None) -> Tensor:
     rows, (width, depth) = len(x_TE), weight.shape
-    many = rows > _MOST_ROWS
-    strip, block = (128, 128) if many else (32, 128 if scales is None else 256)
+    strip, block = 32, 128 if scales is None else 256
     strips = triton.cdiv(width, strip)
-    planes = _power_below(max(1, min((_PROGRAMS // 2 if many else _PROGRAMS) // strips, 8, depth // block)))
+    planes = _power_below(max(1, min(_PROGRAMS // strips, 8, depth // block)))
     out = torch.empty(planes, rows, width, dtype=torch.float32, device=x_TE.device)
     _product[(strips, planes)](
         x_TE, weight, weight if bias is None else bias, *(scales or (out, out)), out, rows, planes, WIDTH=width,
         DEPTH=depth, ROWS=max(16, triton.next_power_of_2(rows)), STRIP=strip, BLOCK=block, BIASED=bias is not None,
-        SCALED=scales is not None, num_warps=8 if many else 4, num_stages=3 if many else _choose_stages(x_TE, 5),
-        **launch_options(),
+        SCALED=scales is not None, num_warps=4, num_stages=_choose_stages(x_TE, 5), **launch_options(),
     )  # fmt: skip
     return out
 

@@ -208,7 +208,10 @@ async def train_with_display(
 
 def print_finished(path: Path, done: int, console: Console) -> None:
     """Say that a run has nothing left to do."""
-    console.print(f"{path} is finished: {done} steps. Raise max_steps, or choose another output_dir.", soft_wrap=True)
+    console.print(
+        f"{path} is finished: {done} steps. Raise max_steps or max_epochs, or choose another output_dir.",
+        soft_wrap=True,
+    )
 
 
 def add_rewards(summary: RunSummary, path: Path) -> RunSummary:

@@ -23,7 +23,7 @@ def check_layout(layout: str, directory: str) -> None:
     assert result.unequal == [] and result.versions >= 7, "every engine has served every version"
     assert result.lost == [] and result.restarts == {"engine/1": 1, "trainer": 1}
     assert len(result.losses) == 6 and result.largest_difference < ROUNDING, "the losses of one process"
-    slept = {"engines go to sleep", "moments from the host and back"} <= result.spans_s.keys()
+    slept = {"device turns: engines go to sleep", "optimizer: moments from the host and back"} <= result.spans_s.keys()
     assert slept is (layout == "hybrid"), "the timeline shows what it costs to share memory"
 
 

@@ -66,10 +66,10 @@ def test_after_a_run_signals_do_again_what_they_did_before_it() -> None:
     def ours(number: int, frame: object) -> None:
         pass
 
-    earlier = signal.signal(signal.SIGTERM, ours)
+    earlier, interrupt = signal.signal(signal.SIGTERM, ours), signal.getsignal(signal.SIGINT)
     try:
         asyncio.run(main())
         assert signal.getsignal(signal.SIGTERM) is ours
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        assert signal.getsignal(signal.SIGINT) is interrupt, "also where a shell in the background ignores it"
     finally:
         signal.signal(signal.SIGTERM, earlier)

@@ -113,9 +113,7 @@ def _train(args: argparse.Namespace, received: list[str]) -> int:
         except ConfigError:
             raise
         except HeadwayError as error:
-            _print_how_to_resume(
-                f"ended early after step {_describe_trained_steps(directory)}: {error}", directory.path
-            )
+            _print_how_to_resume(f"ended early{_describe_trained_steps(directory)}: {error}", directory.path)
             return 1
     try:
         return print_conclusion(prepared, summary, console)
@@ -261,11 +259,11 @@ def _push_to_hub(prepared: PreparedRun, console: Console) -> int:
 
 
 def _describe_trained_steps(directory: RunDirectory) -> str:
-    """Return the step of the newest checkpoint, or `?` where the ledger cannot be read."""
+    """Return the step of the newest checkpoint in words, or nothing where the ledger cannot be read."""
     try:
-        return str(directory.count_trained_steps())
+        return f" after step {directory.count_trained_steps()}"
     except HeadwayError:
-        return "?"
+        return ""
 
 
 def _print_how_to_resume(what: str, path: Path) -> None:

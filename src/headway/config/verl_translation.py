@@ -43,9 +43,9 @@ def find_missing_feature(entries: ConfigEntries) -> ConfigError | None:
         return _refuse(f"{_ROLLOUT}.multi_turn.tool_config_path", tools, "tools that show pictures")
     if is_vision_model(model):
         return _refuse(f"{_MODEL}.path", model, "vision-language models")
-    for section in ("fsdp_config", "megatron", "veomni"):
-        if values.get(f"{_ACTOR}.{section}.qat.enable") is True or values.get(f"{_ACTOR}.qat.enable") is True:
-            return _refuse(f"{_ACTOR}.{section}.qat.enable", True, "training of quantized weights (QAT)")
+    for section in ("", ".fsdp_config", ".megatron", ".veomni"):
+        if values.get(key := f"{_ACTOR}{section}.qat.enable") is True:
+            return _refuse(key, True, "training of quantized weights (QAT)")
     if values.get(f"{_ROLLOUT}.name") == "vllm_omni":
         alternative = "GeRL's command lines with rollout.name=diffusers are read"
         return _refuse(f"{_ROLLOUT}.name", "vllm_omni", "pictures by vLLM-Omni", alternative)

@@ -84,6 +84,7 @@ def main() -> None:
     parser.add_argument("--lengths", nargs="*", default=["long"], help="numbers of requests of 512 tokens; log; long")
     parser.add_argument("--seconds", type=float, help="stop `long` after so many seconds")
     parser.add_argument("--quantization", help="such as fp8")
+    parser.add_argument("--kv-dtype", default="auto", help="of the KV cache, such as fp8")
     parser.add_argument("--memory", type=float, default=0.85, help="share of the card")
     parser.add_argument("--kv-gib", type=float, help="memory of the KV cache; for a card that others use meanwhile")
     parser.add_argument("--ready", help="make this file when vLLM has started")
@@ -97,6 +98,7 @@ def main() -> None:
         slots,
         gpu_memory_utilization=options.memory,
         quantization=options.quantization,
+        kv_cache_dtype=options.kv_dtype,
         kv_cache_memory_bytes=None if options.kv_gib is None else int(options.kv_gib * 2**30),
     )
     answer(engine, [64] * slots, "w")

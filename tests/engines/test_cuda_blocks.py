@@ -309,7 +309,8 @@ def test_bfloat16_stays_close_to_a_full_forward(heads: int, kv_heads: int, head_
         await serve(served, model, dtype=torch.bfloat16)
         asked = [request(str(n), prompt, count=300) for n, prompt in enumerate(prompts(32))]
         for each, progress in zip(asked, await together(served, asked), strict=True):
-            assert worst(model, each, progress) < 1e-2
+            # Rounding what each module returns to bfloat16 moves 2,500 such tokens by up to 0.013 (0.0023 on average).
+            assert worst(model, each, progress) < 2e-2
         await served.close()
 
     run(scenario(), timeout_s=200.0)

@@ -95,7 +95,7 @@ class HttpClient:
                 yield response
         except TimeoutError as error:
             raise BackendLost(f"{where}: {late}", silent=True) from error
-        except (aiohttp.ClientError, OSError) as error:
+        except (aiohttp.ClientError, OSError, RuntimeError) as error:  # RuntimeError: `close` came in between
             text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
             raise BackendLost(f"{where}: {text}") from error
 

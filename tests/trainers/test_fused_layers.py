@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from headway.trainers.local import policy_model, tree_attention
+from headway.trainers.local import fused_layers, layer_functions, policy_model, tree_attention
 from headway.trainers.local.activation_offload import ActivationOffload
 from headway.trainers.local.fused_layers import fuse_decoder_layers, is_fused
 from headway.trainers.local.policy_model import PolicyModel, enable_recomputation
@@ -97,6 +97,29 @@ def test_a_layer_of_another_form_stays_as_it_is_and_one_line_says_why(
     assert fuse_decoder_layers(policy.causal, policy.activations) == 0
     assert OTHER_FORMS[kind] in capfd.readouterr().err
     assert not any(is_fused(module) for module in policy.causal.modules())
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "granite"])
+def test_in_bfloat16_a_layer_that_magnifies_rounding_is_fused_and_a_wrong_one_is_not(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rotate_as_kernels_do(q: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+        return tuple(x.to(q.dtype) for x in rotate(q.float(), *(x.float() for x in others)))
+
+    rotate = layer_functions.rotate
+    monkeypatch.setattr(layer_functions, "rotate", rotate_as_kernels_do)
+    model = made(kind, **({"residual_multiplier": 0.3} if kind == "granite" else {}))
+    for module in model.modules():  # as keys of trained Qwen2.5 have: attention becomes a choice of one token
+        for projection in (getattr(module, "q_proj", None), getattr(module, "k_proj", None)):
+            if projection is not None and projection.bias is not None:
+                torch.nn.init.normal_(projection.bias, std=16.0)
+    policy = PolicyModel(model, LocalSettings(precision="bf16", gradient_checkpointing=False))
+    layer = next(module for module in policy.causal.modules() if hasattr(module, "self_attn"))
+    fused = fused_layers.FusedLayer(layer, policy.activations)
+    backbone = policy.causal.base_model
+    original, found = (fused_layers._try_layer(backbone, layer, forward) for forward in (layer.forward, fused))
+    assert fused_layers._compare(found, original) > 5e-2
+    assert fuse_decoder_layers(policy.causal, policy.activations) == (2 if kind == "qwen2" else 0)
 
 
 def test_offloaded_activations_are_those_of_the_device_and_are_not_kept_there() -> None:

@@ -17,6 +17,9 @@ from headway.engines.streaming_engine import BackendLost, StreamError
 _MOST_TEXT = 500
 """Characters of a server's answer that an error shows."""
 _DONE = b"[DONE]"
+_IDLE_S = 2.0
+"""Seconds after which an idle connection is not used again. These servers close theirs after five, and a request that
+meets such a close is lost."""
 
 
 class ServerRefused(StreamError):
@@ -87,7 +90,7 @@ class HttpClient:
         """Open a response. Raises `ServerRefused` for one that is an error, `BackendLost` where it breaks off."""
         where = f"{self.url}{path}"
         if self._session is None:
-            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_S))
         try:
             async with self._session.request(method, where, json=body, timeout=limits) as response:
                 if response.status >= 400:

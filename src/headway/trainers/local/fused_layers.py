@@ -13,6 +13,7 @@ up to rounding. Otherwise the original stays, and one line says why. Without pac
 Legend: L tokens of a pack, E hidden size, H heads, D size of a head.
 """
 
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -158,29 +159,46 @@ def _norm_heads(norm: Any, x_LHD: Tensor) -> Tensor:
 
 
 def _find_numerical_problem(backbone: Any, layer: Any, fused: FusedLayer) -> str | None:
-    """Return how far result and input gradient are from the original's on two trees; None if rounding explains it."""
+    """Return how far result and input gradient are from the original's on a trial; None if rounding explains it.
+
+    Trained layers may turn rounding into large differences: keys of Qwen2.5 have biases of 145, which make attention
+    all but a choice of one token. So in half precision the judge is the layer in float32: a fused layer is right if it
+    is at most twice as far from it as the original.
+    """
+    is_half = layer.input_layernorm.weight.dtype in (torch.bfloat16, torch.float16)
+    try:
+        original, found = (_try_layer(backbone, layer, forward) for forward in (fused._original, fused))
+        worst = _compare(found, original)
+        if worst < (5e-2 if is_half else 1e-4):
+            return None
+        if is_half:
+            exact = _try_layer(backbone, (copied := deepcopy(layer).float()), copied.forward)
+            if _compare(found, exact) < min(2 * _compare(original, exact), 0.5):
+                return None
+    except Exception as error:
+        return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    return f"its results would be {worst:.2g} off"
+
+
+def _try_layer(backbone: Any, layer: Any, forward: Any) -> list[Tensor]:
+    """Return what `forward` adds to random inputs of two trees, and the gradient of the input."""
     weight = layer.input_layernorm.weight
     generator = torch.Generator(weight.device).manual_seed(0)
     trees = (PromptTree(start=0, prefix=7, members=(9, 5)), PromptTree(start=21, prefix=4, members=(8,)))
     position_L = torch.tensor([*range(16), *range(7, 12), *range(12)], device=weight.device)
-    shape = (1, len(position_L), weight.shape[0])
+    half = torch.bfloat16 if weight.dtype == torch.float32 else weight.dtype
     x, direction = (
-        torch.randn(shape, generator=generator, device=weight.device, dtype=torch.float32).to(weight.dtype)
+        torch.randn((1, len(position_L), len(weight)), generator=generator, device=weight.device).to(half).to(weight)
         for _ in range(2)
     )
     spans = AttentionSpans.of_trees(trees, weight.device)
-    try:
-        angles = backbone.rotary_emb(x, position_L[None])
-        options = {"position_embeddings": angles, "headway_trees": trees, "attention_mask": None}
-        worst = 0.0
-        found = []
-        for forward in (fused._original, fused):
-            leaf = x.clone().requires_grad_()
-            with torch.enable_grad():
-                more = forward(leaf, headway_spans=spans, position_ids=position_L[None], **options) - leaf
-            found.append([more.detach(), torch.autograd.grad((more * direction).sum(), leaf)[0]])
-        worst = max(float((a - b).norm() / b.norm()) for a, b in zip(*reversed(found), strict=True))
-    except Exception as error:
-        return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-    limit = 5e-2 if weight.dtype in (torch.bfloat16, torch.float16) else 1e-4
-    return None if worst < limit else f"its results would be {worst:.2g} off"
+    options = {"position_embeddings": backbone.rotary_emb(x, position_L[None]), "attention_mask": None}
+    leaf = x.clone().requires_grad_()
+    with torch.enable_grad():
+        more = forward(leaf, headway_spans=spans, headway_trees=trees, position_ids=position_L[None], **options) - leaf
+    return [more.detach(), torch.autograd.grad((more * direction).sum(), leaf)[0]]
+
+
+def _compare(found: list[Tensor], wanted: list[Tensor]) -> float:
+    """Return the largest difference of two tensors, relative to the norm of the wanted one."""
+    return max(float((a.float() - b.float()).norm() / b.float().norm()) for a, b in zip(found, wanted, strict=True))

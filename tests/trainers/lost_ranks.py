@@ -49,7 +49,7 @@ PHASES = {
     "scoring": Phase(call="score", where=f"{_FSDP}:foreach_all_gather"),
     "handing out weights": Phase(call="gather", where="headway.weights.weight_store:WeightStore.gather", ranks=(0,)),
     "barrier of a checkpoint": Phase(call="save", where=f"{_CHECKPOINT}:_agree"),
-    "shards of a checkpoint": Phase(call="save", where=f"{_CHECKPOINT}:save_shards"),
+    "shards of a checkpoint": Phase(call="save", where=f"{_CHECKPOINT}:write_shards"),
     "loading a checkpoint": Phase(call="load", where=f"{_CHECKPOINT}:load_shards"),
 }
 

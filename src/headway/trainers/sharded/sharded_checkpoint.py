@@ -1,17 +1,15 @@
 """Checkpoints of a trainer of many ranks: the files of the local trainer, written and read shard by shard.
 
-`torch.distributed.checkpoint` writes the shards of every rank as safetensors, and rank 0 assembles them, file by file,
-without holding more than a shard. The result is `model.safetensors` and `optimizer.safetensors` with full tensors: any
-number of ranks can read its own shards from them, and the local trainer and `transformers` can load them. Nothing is
-pickled. With LoRA the merged model goes through the memory of rank 0.
+All ranks write one file together (`shared_file`). The result is `model.safetensors` and `optimizer.safetensors` with
+full tensors: any number of ranks can read its own shards from them, and the local trainer and `transformers` can load
+them. Nothing is pickled. With LoRA the merged model goes through the memory of rank 0.
 
 Guarantees: contents, names, shapes and types are checked before the first weight is changed. All ranks succeed, or
 all raise.
 """
 
-import json
-import shutil
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +18,8 @@ import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.state_dict_loader import load as load_shards
-from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 from torch.distributed.tensor import DTensor
 
 from headway.errors import TrainerCrashed, TrainerError
@@ -44,9 +41,8 @@ from headway.trainers.local.local_optimizer import Optimizer
 from headway.trainers.local.optimizer_steps import StepLearner
 from headway.trainers.sharded.sharded_model import ShardedWeights
 from headway.trainers.sharded.sharded_optimizer import ShardedOptimizer
+from headway.trainers.sharded.shared_file import begin_file, write_shards
 
-_SHARDS = "pieces"
-"""Directory of the shards until they are assembled."""
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 
@@ -57,10 +53,6 @@ def save_sharded_checkpoint(learner: StepLearner, directory: Path, *, is_first: 
         directory.mkdir(parents=True, exist_ok=True)
         write_model_config(learner, directory, tokenizer)
 
-    def end() -> None:
-        shutil.rmtree(directory / _SHARDS)
-        write_completion_mark(directory, version=learner.version, kl=learner.kl.state())
-
     _agree(begin if is_first else None, directory)
     files = _optimizer_files(learner)
     if learner.settings.lora is None:
@@ -69,8 +61,9 @@ def save_sharded_checkpoint(learner: StepLearner, directory: Path, *, is_first: 
         merged = _round(learner, {name: tensor.cpu() for name, tensor in learner.weights().items()})
         _agree((lambda: write_tensors(merged, directory / MODEL_FILE)) if is_first else None, directory)
     for name, tensors in files.items():
-        _write_file(tensors, directory, name, is_first)
-    _agree(end if is_first else None, directory)
+        _write_file(tensors, directory / name, is_first)
+    mark = partial(write_completion_mark, directory, version=learner.version, kl=learner.kl.state())
+    _agree(mark if is_first else None, directory)
 
 
 def load_sharded_checkpoint(learner: StepLearner, directory: Path, *, is_first: bool) -> list[str]:
@@ -142,31 +135,10 @@ def _has_master(learner: StepLearner, file: str, name: str, tensors: Mapping[str
     return learner.has_half_weights and (file == MODEL_FILE or f"{name}/master" in tensors)
 
 
-def _write_file(tensors: dict[str, Tensor], directory: Path, name: str, is_first: bool) -> None:
+def _write_file(tensors: dict[str, Tensor], path: Path, is_first: bool) -> None:
     """Write one file together with all ranks."""
-    place = directory / _SHARDS / name
-    writer = HuggingFaceStorageWriter(str(place), save_distributed=True, enable_consolidation=True)
-    try:
-        save_shards(tensors, storage_writer=writer)
-    except CheckpointException as error:
-        raise TrainerError(f"checkpoint {directory}: {_first_failure(error)}") from error
-
-    def finish() -> None:
-        (assembled,) = place.glob("*.safetensors")
-        _write_scalars({key: one for key, one in tensors.items() if not one.ndim}, assembled)
-        assembled.rename(directory / name)
-
-    _agree(finish if is_first else None, directory)
-
-
-def _write_scalars(scalars: Mapping[str, Tensor], path: Path) -> None:
-    """Fill in tensors without dimensions, which the assembly of shards leaves out."""
-    with path.open("r+b") as file:
-        length = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(length))
-        for name, scalar in scalars.items():
-            file.seek(8 + length + header[name]["data_offsets"][0])
-            file.write(scalar.detach().cpu().numpy().tobytes())
+    _agree(partial(begin_file, tensors, path) if is_first else None, path.parent)
+    _agree(partial(write_shards, tensors, path, is_first=is_first), path.parent)
 
 
 def _read_file(tensors: dict[str, Tensor], path: Path) -> None:

@@ -218,7 +218,7 @@ def make_engine(args: argparse.Namespace, way: str, kind: str, model: Path, scra
     """Make an engine of a way that takes weights by a transport."""
     from headway.launch.in_process_engines import make_in_process_engines
     from headway.launch.inference_servers import ServerOptions, make_server_engines
-    from headway.launch.transports import TransportPlan
+    from headway.weights.transports import TransportPlan
 
     logs = scratch / f"{way}-{kind}".replace(" ", "-") / "logs"
     logs.mkdir(parents=True)

@@ -259,7 +259,7 @@ def replay(args: argparse.Namespace, prepared: PreparedRun, batches: Mapping[int
     """Train the same batches in one process and return the metrics of each step."""
     from headway.launch.components import ComponentArgs
     from headway.launch.language_components import make_local_trainer
-    from headway.launch.transports import make_weight_store
+    from headway.weights.transports import make_weight_store
 
     component = ComponentArgs(
         config=prepared.resolved.changed(), model=str(prepared.policy.path), critic=None, device=args.device, threads=1

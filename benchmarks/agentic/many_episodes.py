@@ -27,8 +27,9 @@ from headway.config import simulation_config as costs
 from headway.environments.text_episode import TextEpisode
 from headway.flow.backends import RunContext
 from headway.flow.training_flow import AsyncTrainingFlow
-from headway.launch.components import PolicyInfo, TrainingComponents, make_backends
+from headway.launch.components import TrainingComponents, make_backends
 from headway.launch.environment_pool import make_environment_pool, make_episode_sources
+from headway.models.policy_info import PolicyInfo
 from headway.monitor.event_log import EventLog, LoggedEvent
 from headway.rewards.reward_registry import make_run_rewards
 from headway.settings import make_run_settings

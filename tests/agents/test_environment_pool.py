@@ -14,7 +14,6 @@ from headway.environments.local_host import LocalEnvironmentHost
 from headway.environments.text_episode import SEED_KEY, TextEpisode
 from headway.environments.worker_host import WorkerEnvironmentHost
 from headway.errors import ConfigError
-from headway.launch.components import PolicyInfo
 from headway.launch.environment_pool import (
     AgentEnvironmentPool,
     EnvironmentSpec,
@@ -23,6 +22,7 @@ from headway.launch.environment_pool import (
     make_environment_specs,
     make_episode_sources,
 )
+from headway.models.policy_info import PolicyInfo
 from tests.environments.letter_tokenizer import LetterTokenizer
 from tests.environments.test_text_episode import said
 

@@ -12,9 +12,9 @@ import pytest
 from headway.cli import cluster_command, main
 from headway.cli.cluster_command import format_size
 from headway.config import load_config
-from headway.launch.memory_needs import estimate_component_needs, sum_by_memory
-from headway.launch.placement import Placement
 from headway.monitor import resource_usage
+from headway.placement.memory_needs import estimate_component_needs, sum_by_memory
+from headway.placement.placement import Placement
 from tests.cli.factory import EXAMPLES
 
 ARITHMETIC = str(EXAMPLES / "arithmetic.yaml")

@@ -14,14 +14,10 @@ import pytest
 from headway.config import ResolvedConfig, load_config
 from headway.engines.servers.server_dialect import ServerDialect
 from headway.errors import ConfigError
-from headway.launch.component_places import ComponentPlace
-from headway.launch.inference_servers import (
-    ServerOptions,
-    check_server_requirements,
-    check_shared_gpu_memory,
-    make_server_command,
-)
-from headway.launch.transports import TransportPlan
+from headway.launch.inference_servers import ServerOptions, make_server_command
+from headway.placement.component_places import ComponentPlace
+from headway.placement.server_requirements import check_server_requirements, check_shared_gpu_memory
+from headway.weights.transports import TransportPlan
 
 pytest.importorskip("aiohttp")
 

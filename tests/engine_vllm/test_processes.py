@@ -16,7 +16,8 @@ import pytest
 from headway.config import ResolvedConfig, load_config
 from headway.errors import ConfigError
 from headway.launch.in_process_engines import make_in_process_spec
-from headway.launch.inference_servers import ServerOptions, check_server_requirements
+from headway.launch.inference_servers import ServerOptions
+from headway.placement.server_requirements import check_server_requirements
 from headway.processes.base import ChildSpec
 from headway.processes.child_process import ChildProcess, spawn_with_interpreter
 

@@ -14,10 +14,10 @@ from headway.flow.training_flow import AsyncTrainingFlow, RunSummary
 from headway.launch.components import LaunchContext
 from headway.launch.environment_pool import make_chat_template
 from headway.launch.language_components import LanguageModelFamily
-from headway.launch.placement import plan_placement
 from headway.ledger import Ledger
 from headway.models.tiny_model import make_tiny_model
 from headway.monitor.event_log import EventLog, LoggedEvent
+from headway.placement.placement import plan_placement
 from headway.rewards.base import EpisodeReturn
 from headway.serving.agent_environment import AgentEndpoint, AgentEnvironmentFactory
 from headway.serving.agent_launch import make_agent_launcher

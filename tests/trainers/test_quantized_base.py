@@ -14,8 +14,8 @@ import torch
 from headway.algorithms.advantages import AdvantageSettings
 from headway.config import load_config
 from headway.errors import ConfigError
-from headway.launch.required_packages import check_packages, find_missing_packages
 from headway.models.model_loading import load_model
+from headway.placement.required_packages import check_packages, find_missing_packages
 from headway.trainers.local.local_trainer import LocalTrainer
 from headway.trainers.local.settings import LocalSettings, LoraSettings, OptimizerSettings
 from headway.weights.weight_store import WeightStore

@@ -11,10 +11,10 @@ import torch
 from headway.config import load_config
 from headway.errors import ConfigError
 from headway.launch.language_components import check_tensor_parallel_model
-from headway.launch.machine import Machine
-from headway.launch.memory_needs import estimate_component_needs
-from headway.launch.placement import make_visible_devices_env, plan_on_machine, plan_placement
-from headway.launch.trainer_ranks import make_rank_layout
+from headway.placement.machine import Machine
+from headway.placement.memory_needs import estimate_component_needs
+from headway.placement.placement import make_visible_devices_env, plan_on_machine, plan_placement
+from headway.placement.trainer_ranks import make_rank_layout
 
 CONFIGS = Path(__file__).parents[1] / "data" / "configs"
 SIZES = "actor_train.strategy_args.strategy_config"

@@ -27,10 +27,10 @@ from headway.engines.servers.server_process import LaunchedServer, ReportEnd, Se
 from headway.engines.servers.sglang_dialect import SglangDialect
 from headway.engines.servers.vllm_dialect import VllmDialect
 from headway.launch.inference_servers import ServerOptions, make_server_command
-from headway.launch.transports import TransportPlan
 from headway.models.tiny_model import make_character_tokenizer
 from headway.types import FinishReason
 from headway.weights.device_memory import make_shareable_memory
+from headway.weights.transports import TransportPlan
 from tests.engines.factory import counting_model, make_model
 
 PYTHON = os.environ["HEADWAY_VLLM"]

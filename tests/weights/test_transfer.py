@@ -12,16 +12,16 @@ import pytest
 
 from headway.config import ResolvedConfig, load_config
 from headway.errors import ConfigError
-from headway.launch.placement import Placement, make_visible_devices_env, plan_placement
-from headway.launch.transports import (
+from headway.placement.placement import Placement, make_visible_devices_env, plan_placement
+from headway.runs.run_directory import check_disk_space
+from headway.weights.delta_transport import DeltaTransport
+from headway.weights.transports import (
     TransportPlan,
     choose_bucket_mb,
     make_transport,
     plan_transport,
     select_transport_kind,
 )
-from headway.runs.run_directory import check_disk_space
-from headway.weights.delta_transport import DeltaTransport
 from tests.runs.factory import Runs, audit, count, events, parts
 
 SMALL_BUCKETS = {"weight_transfer.bucket_mb": 0.05, "processes": True}

@@ -25,12 +25,12 @@ from rich.table import Table
 
 from headway.cli.command_line import add_json_option, add_run_arguments, load_run_config, make_console, print_json
 from headway.config import ResolvedConfig
-from headway.launch.memory_model import HOST
-from headway.launch.memory_needs import ComponentNeeds, estimate_component_needs, sum_by_memory
-from headway.launch.placement import Placement, plan_placement
-from headway.launch.plan_table import describe_plan
-from headway.launch.required_packages import find_missing_packages
 from headway.monitor.resource_usage import read_meminfo
+from headway.placement.memory_model import HOST
+from headway.placement.memory_needs import ComponentNeeds, estimate_component_needs, sum_by_memory
+from headway.placement.placement import Placement, plan_placement
+from headway.placement.plan_table import describe_plan
+from headway.placement.required_packages import find_missing_packages
 from headway.processes.child_process import count_usable_cores
 from headway.version import VERSION
 

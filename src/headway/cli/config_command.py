@@ -22,10 +22,10 @@ from headway.cli.command_line import add_json_option, make_console, print_json, 
 from headway.config import ConfigError, ConfigErrors, ResolvedConfig, load_config
 from headway.config.conversion import write_own_shape
 from headway.config.resolved_config import to_plain_value
-from headway.launch.inference_servers import check_server_requirements
-from headway.launch.machine import Machine, find_machine
-from headway.launch.placement import plan_on_machine
-from headway.launch.plan_table import describe_plan
+from headway.placement.machine import Machine, find_machine
+from headway.placement.placement import plan_on_machine
+from headway.placement.plan_table import describe_plan
+from headway.placement.server_requirements import check_server_requirements
 
 HELP = "check or explain a configuration"
 _USUAL_NODE, _USUAL_CORES = 8, 64

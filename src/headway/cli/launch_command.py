@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 
 from headway.cli.command_line import at_least_one, load_run_config, split_arguments
+from headway.cluster.launch_files import TARGETS, LaunchOptions, render_launch_files
 from headway.errors import ConfigError
-from headway.launch.launch_files import TARGETS, LaunchOptions, render_launch_files
 
 HELP = "print what starts a run on Slurm, Kubernetes or hosts"
 

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from headway.errors import ConfigError, HeadwayError
-from headway.launch.hub_upload import check_hub_access, upload_checkpoint
+from headway.runs.hub_upload import check_hub_access, upload_checkpoint
 from headway.runs.run_changes import CONFIG_FILE
 from headway.runs.run_directory import find_checkpoint_of_run
 

@@ -21,14 +21,11 @@ from pathlib import Path
 from rich.console import Console
 
 from headway.cli.cluster_command import print_layout, print_memory_fit
+from headway.cli.code_trial import try_user_code
 from headway.cli.command_line import ProgressLines, add_run_arguments, load_run_config, make_console
 from headway.errors import ConfigError, HeadwayError
 from headway.extras import suggest_install
 from headway.flow.training_flow import RunSummary
-from headway.launch.code_trial import try_user_code
-from headway.launch.hub_upload import upload_checkpoint
-from headway.launch.memory_needs import estimate_component_needs
-from headway.launch.plan_table import describe_plan
 from headway.launch.training_session import PreparedRun, open_run_directory, prepare_run, run_training
 from headway.monitor.event_files import read_event_log
 from headway.monitor.live_display import LiveDisplay
@@ -36,7 +33,10 @@ from headway.monitor.report_page import render_report_page
 from headway.monitor.report_tables import print_training_summary
 from headway.monitor.run_report import RunMonitor, make_run_report
 from headway.monitor.trackers import GuardedSink, make_exports, make_trackers
+from headway.placement.memory_needs import estimate_component_needs
+from headway.placement.plan_table import describe_plan
 from headway.runs.dashboard_link import DashboardLink
+from headway.runs.hub_upload import upload_checkpoint
 from headway.runs.run_changes import OptionChange
 from headway.runs.run_directory import LEDGER_FILE, LOCK_FILE, RunDirectory, find_checkpoint_of_run
 

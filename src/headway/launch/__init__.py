@@ -1,4 +1,5 @@
-"""Make a run from a configuration. This is the only package that names concrete back ends.
+"""Make a run from a configuration: its components, its environments, the session around them.
 
-docs/architecture.md has a table of its modules. Nothing here imports torch before it is needed.
+This is the only package that names concrete back ends; `headway.placement` plans what is made here.
+docs/architecture.md has a table of the modules. Nothing here imports torch before it is needed.
 """

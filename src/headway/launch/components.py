@@ -7,6 +7,7 @@ controller needs is imported where it is used.
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -17,14 +18,20 @@ from headway.cluster.ray.ray_cluster import RayCluster
 from headway.config import ResolvedConfig, load_config
 from headway.engines.base import Engine
 from headway.engines.remote_engine import RemoteEngine
-from headway.launch.adapter_serving import count_version_parameters
-from headway.launch.component_places import count_memory_share, let_engines_sleep
-from headway.launch.component_start import start_together, start_with_retry
-from headway.launch.inference_servers import TORCH_DTYPES, uses_external_engines
-from headway.launch.memory_budget import choose_weight_sets
-from headway.launch.memory_model import WEIGHT_SETS
-from headway.launch.placement import LENT_ENGINE, Placement, make_visible_devices_env
-from headway.launch.transports import (
+from headway.errors import BackendError
+from headway.launch.inference_servers import TORCH_DTYPES
+from headway.models.policy_info import PolicyInfo
+from headway.placement.adapter_serving import count_version_parameters
+from headway.placement.component_places import count_memory_share, let_engines_sleep
+from headway.placement.memory_budget import choose_weight_sets
+from headway.placement.memory_model import WEIGHT_SETS
+from headway.placement.memory_needs import count_engine_slots
+from headway.placement.placement import LENT_ENGINE, Placement, make_visible_devices_env
+from headway.placement.server_requirements import uses_external_engines
+from headway.processes.base import ChildSpec
+from headway.trainers.base import Scorer, Trainer
+from headway.weights.base import PublishingStore, WeightReceiver, WeightTransport
+from headway.weights.transports import (
     Device,
     ReceiverEnd,
     TransportPlan,
@@ -34,9 +41,6 @@ from headway.launch.transports import (
     make_transport,
     make_weight_store,
 )
-from headway.processes.base import ChildSpec
-from headway.trainers.base import Scorer, Trainer
-from headway.weights.base import PublishingStore, WeightReceiver, WeightTransport
 
 if TYPE_CHECKING:
     from headway.data import DataSources
@@ -46,21 +50,7 @@ if TYPE_CHECKING:
     from headway.trainers.local.local_trainer import ThreadedTrainer
     from headway.weights.weight_store import WeightStore
 
-MAX_SLOTS: Mapping[Device, int] = {"cpu": 64, "cuda": 512}
-"""Most requests that an engine decodes together: beyond this a step gets slower as fast as it gets wider."""
 MAX_ENGINES_ON_CPU = 64
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyInfo:
-    """The model of a run, read as far as the controller needs it."""
-
-    path: Path
-    critic: Path | None
-    tokenizer: Any
-    parameters: int
-    positions: int | None
-    """Longest sequence that the model can read; `None`: it does not say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -325,6 +315,35 @@ def make_backends(
     )
 
 
+async def start_together(
+    starts: Sequence[tuple[str, Awaitable[None]]], on_pending: Callable[[Sequence[str]], None]
+) -> None:
+    """Await named starts together and raise the first error; `on_pending` gets the names of those that are not up."""
+    pending = [name for name, _ in starts]
+
+    async def await_start(name: str, start: Awaitable[None]) -> None:
+        await start
+        pending.remove(name)
+        on_pending(pending)
+
+    on_pending(pending)
+    outcomes = await asyncio.gather(*(await_start(*named) for named in starts), return_exceptions=True)
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome
+
+
+async def start_with_retry(backend: Engine | Trainer) -> None:
+    """Start a back end; restart it once if its process was lost while it started.
+
+    A `ConfigError` is no `BackendError`, so a process that rejects its arguments is not started again.
+    """
+    try:
+        await backend.start()
+    except BackendError:
+        await backend.restart()
+
+
 def make_decoder(tokenizer: Any) -> Any:
     """Return a function from actions to text, without the tokens that only mark beginnings and ends."""
     return lambda actions: tokenizer.decode(list(actions), skip_special_tokens=True)
@@ -342,23 +361,6 @@ def make_own_engine(
         return make(context.make_args(placement.infer_threads, name), name)
     spec = context.make_child_spec(name, target, placement.infer_threads)
     return RemoteEngine(spec, count_engine_slots(context.resolved, placement.device), placement.start_child)
-
-
-def count_engine_slots(resolved: ResolvedConfig, device: Device) -> int:
-    """Return how many requests an engine decodes together: `max_num_seqs`, or every sample that can be in flight."""
-    derived = resolved.derived
-    wanted = resolved.config.actor_infer.strategy_args.strategy_config.max_num_seqs
-    return wanted or min((derived.slots + derived.additional_groups) * derived.members_started, MAX_SLOTS[device])
-
-
-def count_prefix_tokens(resolved: ResolvedConfig, device: Device) -> int:
-    """Return the tokens of KV cache beside the slots.
-
-    They hold prompts that groups share, and episodes that wait for their environments.
-    """
-    slots, longest = count_engine_slots(resolved, device), resolved.derived.sequence_length
-    multi_turn = any(custom.history for custom in resolved.config.custom_envs.values())
-    return max(slots // 2 if multi_turn else slots // 8, 1) * longest
 
 
 # -- in child processes

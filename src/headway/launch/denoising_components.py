@@ -20,17 +20,17 @@ from headway.launch.components import (
     ComponentArgs,
     LaunchContext,
     ModelFamily,
-    PolicyInfo,
     TrainingComponents,
-    count_engine_slots,
     create_own_engine,
     make_own_engine,
     make_publishing_trainer,
 )
 from headway.launch.rank_components import describe_rank, make_remote_trainer
-from headway.launch.trainer_ranks import make_rank_layout
-from headway.launch.transports import ReceiverEnd, make_transport, select_wire_dtype
+from headway.models.policy_info import PolicyInfo
+from headway.placement.memory_needs import count_engine_slots
+from headway.placement.trainer_ranks import make_rank_layout
 from headway.trainers.base import Trainer
+from headway.weights.transports import ReceiverEnd, make_transport, select_wire_dtype
 
 if TYPE_CHECKING:
     from headway.data import DataSources

@@ -37,7 +37,7 @@ from headway.environments.text_environment import EnvironmentTraits, read_traits
 from headway.environments.text_episode import HELD_OUT_KEY, SEED_KEY, EpisodeRules, TextEpisode
 from headway.environments.worker_host import WorkerEnvironmentHost
 from headway.errors import ConfigError, EnvironmentFailed
-from headway.launch.components import PolicyInfo
+from headway.models.policy_info import PolicyInfo
 from headway.processes.child_process import LIVE_PROCESSES, choose_memory_limit_mb
 from headway.processes.loop_thread import LoopThread
 from headway.processes.parent_watchdog import adopt_orphans, kill_children, list_children

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 from headway.engines.vllm.worker_path.headway_worker import WeightReloadExtension
 from headway.errors import EngineCrashed, HeadwayError
 from headway.launch.inference_servers import ServerOptions, make_gpu_memory, make_gpu_share_env, make_server_launch
-from headway.launch.transports import TransportPlan, make_receiver_end
 from headway.processes.base import ChildSpec
 from headway.processes.child_process import ChildProcess, spawn_with_interpreter
 from headway.weights.base import TensorEntry
+from headway.weights.transports import TransportPlan, make_receiver_end
 
 if TYPE_CHECKING:
     from headway.engines.base import Engine

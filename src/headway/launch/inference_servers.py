@@ -9,39 +9,30 @@ made by `in_process_engines`, with the same options. Servers and children get eq
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from headway.config import ResolvedConfig
-from headway.config.server_versions import check_server_version
-from headway.config.strategies import find_server_package
-from headway.errors import ConfigError
-from headway.extras import suggest_install
-from headway.launch.transports import Device, TransportPlan, make_receiver_end
-from headway.processes.child_process import OLDEST_PYTHON
+from headway.placement.machine import make_visible_gpus_env
+from headway.placement.server_requirements import uses_in_process_vllm
+from headway.weights.transports import Device, TransportPlan, make_receiver_end
 
 if TYPE_CHECKING:
     from headway.engines.base import Engine
     from headway.engines.servers.server_dialect import ServerDialect
     from headway.engines.servers.server_process import LaunchSettings, ServerHandle
-    from headway.launch.component_places import ComponentPlace
-    from headway.launch.machine import Machine
+    from headway.placement.component_places import ComponentPlace
+    from headway.placement.machine import Machine
     from headway.weights.device_memory import ShareableMemory
 
-_KEY = "actor_infer.strategy_args.strategy_config"
 _FIRST_REPLY_S = 60.0
 """Deadline for the first answer of a running server; one that is started has ten times as long."""
-_MAX_VLLM_TEMPERATURE = 2.0
 _BLOCK_TOKENS = 128
 """Tokens in a block of the KV cache of a server on a CPU."""
 TORCH_DTYPES: Mapping[str, Literal["float32", "bfloat16", "float16"]] = {
@@ -55,88 +46,6 @@ _BESIDE_CACHE_BYTES = 3 << 30
 """Memory of a vLLM beside weights and KV cache: activations, graphs, libraries."""
 _MEMORY_LOAD_S = 60.0
 """Limit of each phase of an update through memory; files may take half of `reliability.transfer_timeout_s`."""
-
-
-def uses_external_engines(resolved: ResolvedConfig) -> bool:
-    """Return whether the engines of this run are vLLM or SGLang, in whatever process."""
-    config = resolved.config.actor_infer.strategy_args.strategy_config
-    return bool(config.url or config.launch or config.in_process)
-
-
-def uses_in_process_vllm(resolved: ResolvedConfig) -> bool:
-    """Return whether vLLM runs inside engine processes of this run."""
-    return resolved.config.actor_infer.strategy_args.strategy_config.in_process
-
-
-def check_shared_gpu_memory(resolved: ResolvedConfig, places: Mapping[str, ComponentPlace]) -> None:
-    """Check that servers which are to open the trainer's memory are on its GPUs. Raises `ConfigError`.
-
-    Engines of our own see other GPUs as well. Servers see their own, and vLLM wants a handle for each that it sees.
-    """
-    config = resolved.config.actor_infer.strategy_args.strategy_config
-    if not uses_external_engines(resolved) or config.url:
-        return
-    trained = {card for name, place in places.items() if name.startswith("trainer") for card in place.cards}
-    apart = [name for name, place in places.items() if name.startswith("engine/") and not trained & set(place.cards)]
-    problem = f"{apart[0]} is on no GPU of the trainer" if apart else ""
-    if config.launch and config.tensor_model_parallel_size > 1:
-        problem = "a server whose layers are on several GPUs loads files"
-    if problem:
-        raise ConfigError(problem, key="weight_transfer.transport", value="cuda_ipc", hint="auto")
-
-
-def check_server_requirements(resolved: ResolvedConfig) -> None:
-    """Check that everything needed to reach or start the servers is installed. Raises `ConfigError`."""
-    config = resolved.config.actor_infer.strategy_args.strategy_config
-    if config.server_python is not None and shutil.which(config.server_python) is None:
-        key = f"{_KEY}.server_python"
-        raise ConfigError("is no program", key=key, value=config.server_python, hint="…/bin/python")
-    if not uses_external_engines(resolved):
-        return
-    if not config.in_process and find_spec("aiohttp") is None:
-        key, value = (f"{_KEY}.url", list(config.url)) if config.url else (f"{_KEY}.launch", True)
-        raise ConfigError("servers are reached with aiohttp", key=key, value=value, hint=suggest_install("serve"))
-    _check_temperatures(resolved)
-    if config.launch or config.in_process:
-        key = f"{_KEY}.{'launch' if config.launch else 'in_process'}"
-        _check_package(resolved.derived.strategies["actor_infer"], config.server_python, key)
-    if config.in_process and resolved.config.processes is False:
-        raise ConfigError("vLLM has a process of its own", key="processes", value=False, hint="leave it out")
-
-
-def _check_temperatures(resolved: ResolvedConfig) -> None:
-    if resolved.derived.strategies["actor_infer"] != "vllm":
-        return
-    config = resolved.config
-    for role, sampling in (
-        ("actor_infer", config.actor_infer.generating_args),
-        ("validation", config.validation.generating_args),
-    ):
-        if (sampling.temperature or 0.0) > _MAX_VLLM_TEMPERATURE:
-            raise ConfigError(
-                f"vLLM refuses temperatures above {_MAX_VLLM_TEMPERATURE:g}",
-                key=f"{role}.generating_args.temperature",
-                value=sampling.temperature,
-                hint="our own engine takes any: strategy_name: native",
-            )
-
-
-def _check_package(package: str, python: str | None, key: str) -> None:
-    """Check that a package is installed in a supported version. Raises `ConfigError`."""
-    version = find_server_package(package, python)
-    if version is None:
-        raise ConfigError(
-            f"{package} is not installed for {python or sys.executable}",
-            key=key,
-            value=True,
-            hint=f"server_python: the interpreter of an environment that has {package}; or url: a server that runs",
-        )
-    check_server_version(package, version)
-    if python is not None and key.endswith("in_process"):
-        version_ok = f"import sys; sys.exit(sys.version_info < {OLDEST_PYTHON})"
-        if subprocess.run([python, "-c", version_ok], check=False, capture_output=True).returncode != 0:
-            problem = f"Headway runs in it, and needs Python {'.'.join(map(str, OLDEST_PYTHON))}"
-            raise ConfigError(problem, key=f"{_KEY}.server_python", value=python)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -301,12 +210,6 @@ def count_shared_cache_bytes(
         return 0
     share = int(config.gpu_memory_utilization * machine.gpu_memory_gib * (1 << 30))
     return max(share - 2 * parameters - _BESIDE_CACHE_BYTES, 0)
-
-
-def make_visible_gpus_env(gpus: Sequence[int]) -> dict[str, str]:
-    """Return the environment of a child that sees these GPUs alone, which are numbered as this process sees them."""
-    visible = [one for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one.strip()]
-    return {"CUDA_VISIBLE_DEVICES": ",".join(visible[gpu] if visible else str(gpu) for gpu in gpus)}
 
 
 def make_gpu_share_env(servers: ServerOptions, number: int) -> dict[str, str]:

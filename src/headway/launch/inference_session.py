@@ -20,12 +20,12 @@ from headway.errors import BackendError, ConfigError
 from headway.launch.components import InferenceComponents, LaunchContext, make_decoder
 from headway.launch.environment_pool import make_chat_template, make_environment_pool
 from headway.launch.language_components import LanguageModelFamily
-from headway.launch.placement import plan_placement
 from headway.launch.reward_components import connect_reward_models
 from headway.launch.training_session import PreparedRun
 from headway.ledger.checkpoint_hold import release_checkpoint
 from headway.models.model_shapes import find_model_shape
 from headway.monitor.event_log import EventLog, EventSink
+from headway.placement.placement import plan_placement
 from headway.rewards.reward_registry import make_run_rewards, open_reward_workers
 from headway.rollout.inference_hub import InferenceHub
 from headway.rollout.replica import Replica, ReplicaHealth

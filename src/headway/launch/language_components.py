@@ -21,41 +21,35 @@ from headway.launch.adapter_bases import (
     make_base_loader,
     make_frozen_base,
 )
-from headway.launch.component_places import (
-    has_own_critic,
-    let_engines_sleep,
-    list_scorer_replicas,
-)
 from headway.launch.components import (
     ComponentArgs,
     LaunchContext,
     ModelFamily,
-    PolicyInfo,
     TrainingComponents,
-    count_engine_slots,
-    count_prefix_tokens,
     create_own_engine,
     make_own_engine,
     make_publishing_trainer,
     read_child_args,
 )
 from headway.launch.in_process_engines import make_in_process_engines
-from headway.launch.inference_servers import (
-    ServerOptions,
-    count_shared_cache_bytes,
-    make_server_engines,
-    uses_external_engines,
-    uses_in_process_vllm,
-)
-from headway.launch.placement import Placement
+from headway.launch.inference_servers import ServerOptions, count_shared_cache_bytes, make_server_engines
 from headway.launch.rank_components import check_shared_card, describe_rank, make_remote_trainer
-from headway.launch.trainer_ranks import make_rank_layout
-from headway.launch.transports import ReceiverEnd, make_receiver_end, make_transport, select_wire_dtype
+from headway.models.policy_info import PolicyInfo
+from headway.placement.component_places import (
+    has_own_critic,
+    let_engines_sleep,
+    list_scorer_replicas,
+)
+from headway.placement.memory_needs import count_engine_slots, count_prefix_tokens
+from headway.placement.placement import Placement
+from headway.placement.server_requirements import uses_external_engines, uses_in_process_vllm
+from headway.placement.trainer_ranks import make_rank_layout
 from headway.registry import ENGINES
 from headway.trainers.base import Scorer, Trainer, TrainerScorer
 from headway.trainers.remote_critic import TrainerWithCritic
 from headway.trainers.remote_trainer import RemoteTrainer, ReplicaScorer, ScorerReplicas
 from headway.trainers.sharded.rank_layout import RankLayout
+from headway.weights.transports import ReceiverEnd, make_receiver_end, make_transport, select_wire_dtype
 
 if TYPE_CHECKING:
     from headway.engines.native.native_engine import NativeEngine

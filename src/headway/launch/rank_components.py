@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from headway.config import ResolvedConfig
 from headway.errors import ConfigError
-from headway.launch.component_places import make_rank_names, share_a_card
 from headway.launch.components import ComponentArgs, LaunchContext, make_publishing_trainer, read_child_args
-from headway.launch.placement import Placement
+from headway.placement.component_places import make_rank_names, share_a_card
+from headway.placement.placement import Placement
 from headway.processes.base import ChildSpec
 from headway.trainers.base import Trainer
 from headway.trainers.remote_trainer import RemoteTrainer

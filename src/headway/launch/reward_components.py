@@ -18,13 +18,10 @@ from headway.config.reward_model_choice import CLASSIFIER, get_reward_function, 
 from headway.errors import ConfigError, EngineCrashed, EngineError, RewardError
 from headway.launch.components import ComponentArgs, LaunchContext, read_child_args
 from headway.launch.in_process_engines import exit_soon, make_llm
-from headway.launch.inference_servers import (
-    TORCH_DTYPES,
-    estimate_kv_cache_bytes,
-    make_visible_gpus_env,
-)
-from headway.launch.memory_model import JUDGE_PROMPT_TOKENS
-from headway.launch.placement import Placement
+from headway.launch.inference_servers import TORCH_DTYPES, estimate_kv_cache_bytes
+from headway.placement.machine import make_visible_gpus_env
+from headway.placement.memory_model import JUDGE_PROMPT_TOKENS
+from headway.placement.placement import Placement
 from headway.processes.base import ChildSpec, StartPeer
 from headway.processes.child_process import ChildProcess, spawn_with_interpreter
 from headway.rewards.base import Reward

@@ -21,25 +21,25 @@ from headway.data import DataSources, make_sources
 from headway.errors import ConfigError
 from headway.flow.backends import Backends, RunContext, StopRequest
 from headway.flow.training_flow import AsyncTrainingFlow, RunSummary, order_stages
-from headway.launch.components import LaunchContext, ModelFamily, PolicyInfo, make_backends, make_run_components
+from headway.launch.components import LaunchContext, ModelFamily, make_backends, make_run_components
 from headway.launch.denoising_components import DenoisingModelFamily
 from headway.launch.environment_pool import make_environment_pool, make_episode_sources
-from headway.launch.hub_upload import check_hub_access
-from headway.launch.inference_servers import uses_external_engines
 from headway.launch.language_components import LanguageModelFamily
-from headway.launch.placement import Placement, plan_memory, plan_placement
-from headway.launch.required_packages import check_packages
 from headway.launch.reward_components import check_reward_models, connect_reward_models
-from headway.launch.transports import VERSIONS_ON_DISK
 from headway.models.model_shapes import find_model_shape
+from headway.models.policy_info import PolicyInfo
 from headway.monitor.event_files import EventFileWriter
 from headway.monitor.event_log import EventLog, EventSink
 from headway.monitor.events import BackendDown, BackendUp, ErrorReport, RunBegin, RunEnd, RunReady, SpanBegin, SpanEnd
 from headway.monitor.resource_usage import describe_machine
 from headway.monitor.run_status import RunStatus
+from headway.placement.placement import Placement, plan_memory, plan_placement
+from headway.placement.required_packages import check_packages
+from headway.placement.server_requirements import uses_external_engines
 from headway.processes.loop_watchdog import LoopWatchdog
 from headway.rewards.reward_registry import RoutedReward, make_run_rewards, open_reward_workers
 from headway.runs.group_log import GroupLog
+from headway.runs.hub_upload import check_hub_access
 from headway.runs.run_changes import WEIGHTS, hash_reward_code, hash_weights
 from headway.runs.run_directory import RunDirectory, check_disk_space, read_checkpoint_version
 from headway.runs.run_observer import RunObserver
@@ -48,6 +48,7 @@ from headway.settings import make_run_settings
 from headway.trainers.base import OffloadReporter, Trainer
 from headway.types import Batch
 from headway.version import VERSION
+from headway.weights.transports import VERSIONS_ON_DISK
 
 CHECKPOINT_BYTES_PER_PARAMETER = 12
 """Size of a checkpoint: weights and two moments, in fp32."""

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field, replace
 
 from headway.config import ResolvedConfig
 from headway.errors import ConfigError
-from headway.launch.component_places import ComponentPlace
-from headway.launch.machine import Machine
-from headway.launch.memory_model import (
+from headway.placement.component_places import ComponentPlace
+from headway.placement.machine import Machine
+from headway.placement.memory_model import (
     GIB,
     HOST,
     WEIGHT_SETS,

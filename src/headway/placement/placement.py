@@ -16,8 +16,9 @@ from functools import partial
 from headway.cluster.ray.ray_cluster import RayCluster
 from headway.config import ResolvedConfig
 from headway.errors import ConfigError
-from headway.launch.adapter_serving import plan_adapters
-from headway.launch.component_places import (
+from headway.models.model_shapes import ModelShape, find_model_shape
+from headway.placement.adapter_serving import plan_adapters
+from headway.placement.component_places import (
     SCORERS,
     ComponentPlace,
     assign_devices,
@@ -30,24 +31,22 @@ from headway.launch.component_places import (
     make_places,
     make_rank_names,
 )
-from headway.launch.device_pools import RoleDevices, fit_device_pools
-from headway.launch.inference_servers import (
+from headway.placement.device_pools import RoleDevices, fit_device_pools
+from headway.placement.machine import Machine, make_visible_gpus_env, read_machine
+from headway.placement.memory_budget import MemoryBudget, budget_memory
+from headway.placement.memory_model import GIB, HOST, MemoryModel
+from headway.placement.ray_resources import connect_cluster, make_cluster_machine, make_resource_requests
+from headway.placement.server_requirements import (
     check_server_requirements,
     check_shared_gpu_memory,
-    make_visible_gpus_env,
     uses_external_engines,
     uses_in_process_vllm,
 )
-from headway.launch.machine import Machine, read_machine
-from headway.launch.memory_budget import MemoryBudget, budget_memory
-from headway.launch.memory_model import GIB, HOST, MemoryModel
-from headway.launch.ray_resources import connect_cluster, make_cluster_machine, make_resource_requests
-from headway.launch.trainer_ranks import count_trainer_ranks, explain_rank_layout, plan_rank_layout
-from headway.launch.transports import Device, TransportPlan, plan_transport, plan_transport_without_trainer
-from headway.models.model_shapes import ModelShape, find_model_shape
+from headway.placement.trainer_ranks import count_trainer_ranks, explain_rank_layout, plan_rank_layout
 from headway.processes.base import StartPeer
 from headway.processes.child_process import ChildProcess
 from headway.trainers.sharded.rank_layout import RankLayout
+from headway.weights.transports import Device, TransportPlan, plan_transport, plan_transport_without_trainer
 
 LENT_ENGINE = "engine/lent-0"
 """Name of the engine that runs on the trainer's devices while the trainer is idle."""

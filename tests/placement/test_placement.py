@@ -9,11 +9,11 @@ import pytest
 
 from headway.config import load_config
 from headway.errors import ConfigError
-from headway.launch.component_places import count_memory_share, share_a_card
 from headway.launch.components import ComponentArgs
 from headway.launch.language_components import _make_local_settings
-from headway.launch.machine import Machine
-from headway.launch.placement import Placement, make_visible_devices_env, plan_placement
+from headway.placement.component_places import count_memory_share, share_a_card
+from headway.placement.machine import Machine
+from headway.placement.placement import Placement, make_visible_devices_env, plan_placement
 
 THREADS = "strategy_args.strategy_config.num_threads"
 

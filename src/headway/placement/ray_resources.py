@@ -13,10 +13,10 @@ from headway.cluster.ray.ray_cluster import RayCluster
 from headway.cluster.ray.ray_session import ClusterNode, ResourceRequest, check_ray_installed, resolve_address
 from headway.config import ResolvedConfig
 from headway.errors import ConfigError
-from headway.launch.component_places import ComponentPlace
-from headway.launch.device_pools import names_devices
-from headway.launch.machine import Machine
-from headway.launch.transports import Device
+from headway.placement.component_places import ComponentPlace
+from headway.placement.device_pools import names_devices
+from headway.placement.machine import Machine
+from headway.weights.transports import Device
 
 
 def connect_cluster(resolved: ResolvedConfig) -> RayCluster:

@@ -14,9 +14,9 @@ import textwrap
 from collections.abc import Iterator, Sequence
 
 from headway.config import ResolvedConfig
-from headway.launch.component_places import ComponentPlace, format_numbers
-from headway.launch.memory_model import GIB
-from headway.launch.placement import Placement
+from headway.placement.component_places import ComponentPlace, format_numbers
+from headway.placement.memory_model import GIB
+from headway.placement.placement import Placement
 
 _WIDTH = 80
 

@@ -10,10 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from headway.config import ResolvedConfig
-from headway.launch.inference_servers import uses_external_engines
-from headway.launch.transports import TransportPlan
 from headway.models.model_shapes import find_model_shape
+from headway.placement.server_requirements import uses_external_engines
 from headway.registry import ENGINES
+from headway.weights.transports import TransportPlan
 
 
 def plan_adapters(resolved: ResolvedConfig, transport: TransportPlan, ranks: int) -> TransportPlan:

@@ -17,7 +17,7 @@ from math import floor
 from headway.config import ResolvedConfig
 from headway.config.device_layout import divide_by_ratio
 from headway.config.resolved_config import get_at_key
-from headway.launch.machine import Machine
+from headway.placement.machine import Machine
 
 DeviceSets = Mapping[str, tuple[int, ...]]
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 
 from headway.config import ResolvedConfig
 from headway.config.reward_model_choice import CLASSIFIER, get_reward_function
-from headway.launch.component_places import ComponentPlace
-from headway.launch.transports import Device, TransportPlan, count_device_version_bytes
 from headway.models.model_shapes import ModelShape, find_model_shape
+from headway.placement.component_places import ComponentPlace
+from headway.weights.transports import Device, TransportPlan, count_device_version_bytes
 
 HOST = "host"
 GIB = 1 << 30

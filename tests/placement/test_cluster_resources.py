@@ -11,9 +11,9 @@ import pytest
 from headway.cluster.ray.ray_session import ClusterNode, ResourceRequest, group_for_reservation
 from headway.config import ConfigErrors, load_config
 from headway.errors import ConfigError
-from headway.launch.memory_needs import estimate_component_needs
-from headway.launch.placement import Placement, plan_on_machine, plan_placement
-from headway.launch.ray_resources import make_cluster_machine, make_resource_requests, select_cluster_device
+from headway.placement.memory_needs import estimate_component_needs
+from headway.placement.placement import Placement, plan_on_machine, plan_placement
+from headway.placement.ray_resources import make_cluster_machine, make_resource_requests, select_cluster_device
 
 THREADS = "strategy_args.strategy_config.num_threads"
 SERVER = [

@@ -226,5 +226,5 @@ def _render_pod(options: LaunchOptions, shape: _Shape, role: str) -> str:
 
 
 def _render(template: str, **values: object) -> str:
-    text = (files("headway.launch") / "templates" / f"{template}.txt").read_text(encoding="utf-8")
+    text = (files("headway.cluster") / "templates" / f"{template}.txt").read_text(encoding="utf-8")
     return re.sub(r"\n\n\n+", "\n\n", _PLACEHOLDER.sub(lambda match: str(values[match[1]]), text))

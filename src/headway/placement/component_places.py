@@ -15,7 +15,7 @@ from headway.config import ResolvedConfig
 from headway.config.reward_model_choice import list_served_rewards
 from headway.config.strategies import uses_server
 from headway.errors import ConfigError
-from headway.launch.machine import Machine
+from headway.placement.machine import Machine
 
 Sharing = Literal["alone", "turns", "overlap"]
 SCORERS = ("logp", "reference", "critic")

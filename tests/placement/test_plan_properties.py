@@ -9,10 +9,10 @@ import pytest
 
 from headway.config import ConfigErrors, ResolvedConfig, load_config
 from headway.errors import ConfigError
-from headway.launch.device_pools import shrink_pools
-from headway.launch.machine import Machine
-from headway.launch.placement import Placement, plan_on_machine
-from headway.launch.plan_table import describe_plan
+from headway.placement.device_pools import shrink_pools
+from headway.placement.machine import Machine
+from headway.placement.placement import Placement, plan_on_machine
+from headway.placement.plan_table import describe_plan
 
 PLANS = 520
 INFER, TRAIN = "actor_infer.strategy_args.strategy_config", "actor_train.strategy_args.strategy_config"

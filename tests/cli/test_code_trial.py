@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from headway.cli.code_trial import try_user_code
 from headway.config import load_config
 from headway.errors import ConfigError
-from headway.launch.code_trial import try_user_code
 from headway.launch.training_session import prepare_run
 
 REWARDS = """

@@ -14,9 +14,9 @@ import pytest
 import yaml
 
 from headway.cli import main
+from headway.cluster.launch_files import TARGETS, LaunchOptions, LaunchTarget, render_launch_files
 from headway.config import ResolvedConfig, load_config
 from headway.errors import ConfigError
-from headway.launch.launch_files import TARGETS, LaunchOptions, LaunchTarget, render_launch_files
 
 ROOT = Path(__file__).parents[2]
 TWO_NODES = str(ROOT / "deploy" / "two_nodes.yaml")

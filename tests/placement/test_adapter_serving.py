@@ -9,8 +9,8 @@ import pytest
 from headway.config import load_config
 from headway.errors import ConfigError
 from headway.launch.adapter_bases import find_adapter_problem
-from headway.launch.machine import Machine
-from headway.launch.placement import Placement, plan_on_machine
+from headway.placement.machine import Machine
+from headway.placement.placement import Placement, plan_on_machine
 
 LORA = {"actor_train.model_args.lora_rank": 32}
 

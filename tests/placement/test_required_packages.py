@@ -12,7 +12,7 @@ from headway.cli import main
 from headway.config import load_config
 from headway.errors import ConfigErrors
 from headway.extras import suggest_install
-from headway.launch.required_packages import check_packages
+from headway.placement.required_packages import check_packages
 
 MISSING = {"peft", "wandb", "gymnasium", "math_verify", "datasets", "aiohttp"}
 TREE: dict[str, Any] = {
@@ -28,7 +28,7 @@ TREE: dict[str, Any] = {
 def bare(monkeypatch: pytest.MonkeyPatch) -> None:
     found = importlib.util.find_spec
     monkeypatch.setattr(
-        "headway.launch.required_packages.find_spec", lambda name: None if name in MISSING else found(name)
+        "headway.placement.required_packages.find_spec", lambda name: None if name in MISSING else found(name)
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -85,3 +87,9 @@ def _read_gpu_memory_gib(gpus: int) -> float:
     except (RuntimeError, AssertionError):
         return 0.0
     return min(sizes, default=0) / _GIB
+
+
+def make_visible_gpus_env(gpus: Sequence[int]) -> dict[str, str]:
+    """Return the environment of a child that sees these GPUs alone, which are numbered as this process sees them."""
+    visible = [one for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one.strip()]
+    return {"CUDA_VISIBLE_DEVICES": ",".join(visible[gpu] if visible else str(gpu) for gpu in gpus)}

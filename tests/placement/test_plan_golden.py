@@ -12,9 +12,9 @@ import pytest
 
 from headway.config import load_config
 from headway.errors import ConfigError
-from headway.launch.machine import Machine
-from headway.launch.placement import plan_on_machine
-from headway.launch.plan_table import describe_plan
+from headway.placement.machine import Machine
+from headway.placement.placement import plan_on_machine
+from headway.placement.plan_table import describe_plan
 
 DATA = Path(__file__).parents[1] / "data"
 ROLL = Path(__file__).parents[3] / "shared" / "peers" / "roll"

@@ -13,7 +13,7 @@ from statistics import fmean, stdev
 from typing import Literal
 
 from headway.algorithm_traits import ADVANTAGE_TRAITS
-from headway.config import Config, GeneratingArgs, ReliabilityConfig, ResolvedConfig, RewardConfig
+from headway.config import EVERY_TASK, Config, GeneratingArgs, ReliabilityConfig, ResolvedConfig, RewardConfig
 from headway.config.derivation import compute_bound, count_slots
 from headway.errors import ConfigError
 from headway.types import SamplingParams, Task
@@ -40,7 +40,7 @@ class GroupFilter:
 
     def rejects(self, task: Task, rewards: Sequence[float]) -> bool:
         """Return whether a group is to be replaced. Groups of one never are."""
-        if len(rewards) < 2 or self.labels.isdisjoint({task.domain, task.data.get("tag")}):
+        if len(rewards) < 2 or self.labels.isdisjoint({EVERY_TASK, task.domain, task.data.get("tag")}):
             return False
         return not self.lowest_mean < fmean(rewards) < self.highest_mean or stdev(rewards) <= self.smallest_std
 

@@ -104,6 +104,9 @@ def test_held_out_data_that_cannot_be_are_refused(
         ({}, {"math": {"tag_included": ["x"]}, "form": {"tag_included": ["x"]}}, "x"),
         ({}, {"sums": {}, "other": {}}, "sums"),
         ({}, {"default": {}, "other": {}}, "default"),
+        ({}, {"math": {}, "overlong": {"tag_included": ["*"]}}, "math"),
+        ({}, {"math": {"tag_included": ["*"]}, "form": {"tag_included": ["*"]}}, "default"),
+        ({"domain": "code"}, {"math": {"tag_included": ["*"]}}, "code"),
         ({"tag": "aime"}, {"math": {"tag_included": ["aime"]}, "other": {}}, "aime"),
     ],
 )

@@ -244,6 +244,16 @@ def test_the_default_reward_takes_what_no_other_claims() -> None:
     assert value(rewards, "poetry").parts == {"default": 0}
 
 
+def test_rewards_of_every_task_are_added_once_and_may_stand_alone() -> None:
+    everywhere = [RewardTerm(name=name, reward=Fixed(n), domains=frozenset({"*"})) for n, name in ((1, "a"), (2, "b"))]
+    for domain in ("*", "poetry"):
+        assert value(RoutedReward(everywhere), domain) == Score(value=3, parts={"a": 1, "b": 2})
+    beside = RoutedReward([*everywhere, RewardTerm(name="math", reward=Fixed(4))])
+    assert value(beside, "math") == Score(value=7, parts={"math": 4, "a": 1, "b": 2})
+    with pytest.raises(RewardError, match="no reward for the domain 'poetry'"):
+        value(beside, "poetry")
+
+
 def test_a_whole_configuration() -> None:
     rewards = make_rewards(
         {

@@ -21,6 +21,7 @@ from headway.config.config_blocks import (
 from headway.config.config_loading import load_config
 from headway.config.resolved_config import DerivedConfig, ResolvedConfig
 from headway.config.roles import (
+    EVERY_TASK,
     DataArgs,
     GeneratingArgs,
     OptimizerArgs,
@@ -33,6 +34,7 @@ from headway.config.simulation_config import SimulationConfig
 from headway.errors import ConfigError, ConfigErrors
 
 __all__ = [
+    "EVERY_TASK",
     "Config",
     "ConfigError",
     "ConfigErrors",

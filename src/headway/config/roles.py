@@ -304,6 +304,10 @@ class GroupFilterConfig:
     """mean_filter: `threshold_down`, `threshold_up`; std_filter: `std_threshold`. One not given rejects none."""
 
 
+EVERY_TASK = "*"
+"""A reward with this tag scores every task, beside the reward that the task has."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardConfig:
     """The judge of one domain."""

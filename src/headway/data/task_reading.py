@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, TypeVar
 
-from headway.config import DataArgs, RewardConfig, TrainingDataArgs
+from headway.config import EVERY_TASK, DataArgs, RewardConfig, TrainingDataArgs
 from headway.data.data_entries import DataEntry
 from headway.data.prompts import MISSING, Message, PromptBuilder, PromptTokenizer, get_column
 from headway.data.task_table import TaskTable
@@ -33,8 +33,9 @@ class TaskReader:
         self._tokenize_row = self._prompts.tokenize_row
         self._args, self._key, self._limit = args, key, limit
         self._rewards = rewards
-        self._rewarded = {label for name, reward in rewards.items() for label in reward.tag_included or (name,)}
-        """Domains and tags that some reward scores."""
+        labels = {label for name, reward in rewards.items() for label in reward.tag_included or (name,)}
+        self._rewarded = labels - {EVERY_TASK}
+        """Domains and tags that some reward scores. Empty: no rewards, or each of them scores every task."""
         shares = args.domain_interleave_probs if isinstance(args, TrainingDataArgs) else {}
         self._domain_of_tag = {tag: name for name in shares if name in rewards for tag in rewards[name].tag_included}
         """Where shares are given by reward, the reward to which a tag belongs."""
@@ -76,7 +77,7 @@ class TaskReader:
         if not count:
             raise ConfigError("has no rows", key=f"{self._key}.file_name", value=entry.name)
         if unanswered == count and not entry.has_own_reward:
-            hint = f"its columns: {', '.join(columns)}; null where no reward compares with an answer"
+            hint = f"give one of its columns: {', '.join(columns)}; or null where no reward compares with an answer"
             raise ConfigError(f"no row of {entry.name} has it", key=f"{self._key}.answer", value=answer, hint=hint)
         if unanswered and not entry.has_own_reward:
             self._notes.append(f"{entry.name}: {unanswered} of {count} rows have no {answer!r}")
@@ -133,11 +134,11 @@ class TaskReader:
         self._notes.append(f"{self._key}: {what} and {done}; {most}")
 
     def _check_rewards(self) -> None:
-        if not self._rewards or FALLBACK_DOMAIN in self._rewards:
+        if not self._rewarded or FALLBACK_DOMAIN in self._rewards:
             return
         for domain, tag in sorted(self._labels):
             if not self._rewarded & {domain, tag}:
-                hint = "name it in rewards.<name>.tag_included, or call a reward default"
+                hint = 'name it in rewards.<name>.tag_included, where ["*"] is every task, or call a reward default'
                 known = ", ".join(sorted(self._rewarded))
                 raise ConfigError(f"no reward judges the domain {domain!r} of {self._key}, only: {known}", hint=hint)
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headway.config import Config, RewardConfig
+from headway.config import EVERY_TASK, Config, RewardConfig
 from headway.config.reward_model_choice import get_reward_function, is_served_here
 from headway.errors import ConfigError, RewardError
 from headway.processes.child_process import choose_memory_limit_mb
@@ -83,8 +83,6 @@ _RUNS_HERE = (
 )
 FALLBACK_REWARD = "default"
 """The reward of this name also scores tasks that no other reward claims."""
-EVERY_TASK = "*"
-"""A reward with this tag scores every task, beside the reward that the task has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -311,10 +309,11 @@ class RoutedReward:
     async def score(self, episode: Episode) -> Score:
         terms = [term for term in self.terms if term.claims(episode.task)]
         terms = terms or [term for term in self.terms if term.name == FALLBACK_REWARD]
-        if not terms:
+        everywhere = [term for term in self.terms if EVERY_TASK in term.domains and term not in terms]
+        if not terms and len(everywhere) < len(self.terms):
             known = ", ".join(sorted(term.name for term in self.terms))
             raise RewardError(f"no reward for the domain {episode.task.domain!r}, only for: {known}")
-        terms += [term for term in self.terms if EVERY_TASK in term.domains]
+        terms += everywhere
         unfinished = self._unfinished[episode.sample_id] = [term.label for term in terms]
         try:
             scores = await _score_together(terms, episode, unfinished)

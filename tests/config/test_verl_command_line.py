@@ -207,7 +207,7 @@ def test_a_share_of_warm_up_is_counted_in_the_steps_of_the_run() -> None:
     [
         ("data.image_key=images", "vision"),
         ("actor_rollout_ref.model.path=Qwen/Qwen2.5-VL-7B-Instruct", "vision-language"),
-        ("actor_rollout_ref.rollout.agent.default_agent_loop=my_agent", "agent loop"),
+        ("actor_rollout_ref.rollout.agent.default_agent_loop=my_agent", "env_type: module:Class"),
         ("actor_rollout_ref.rollout.multi_turn.tool_config_path=image_zoom_in_tool_config.yaml", "pictures"),
         ("algorithm.adv_estimator=gdpo", "gdpo_reward_keys"),
         ("algorithm.adv_estimator=codapo", "not a known name"),
@@ -353,11 +353,23 @@ def test_tools_of_files_that_come_with_verl_are_known_without_them() -> None:
     assert any("gsm8k_tool_config.yaml is not here" in note for note in resolved.notes)
 
 
-def test_a_tool_that_has_no_counterpart_is_named(tmp_path: Path) -> None:
+def test_a_class_of_a_user_is_a_tool_and_one_of_verl_without_a_counterpart_is_named(tmp_path: Path) -> None:
     file = tmp_path / "tools.yaml"
-    file.write_text("tools:\n  - {class_name: mine.WeatherTool}\n")
-    with pytest.raises(ConfigErrors, match=r"mine\.WeatherTool of verl has no counterpart"):
-        load_config(None, [*GRPO, f"{TURNS}.tool_config_path={file}"])
+    file.write_text(
+        "tools:\n  - {class_name: mine.WeatherTool, config: {type: native}, tool_schema: {type: function}}\n"
+    )
+    words = [f"{TURNS}.tool_config_path={file}", f"{TURNS}.tool_response_truncate_side=left"]
+    resolved = load_config(None, [*GRPO, *words])
+    options = resolved.config.custom_envs["tools"].env_config
+    tool = {"class_name": "mine.WeatherTool", "config": {"type": "native"}, "tool_schema": {"type": "function"}}
+    assert options["tools"] == [{"name": "verl_class", **tool}]
+    assert options["cut_side"] == "left"
+    assert any("mine.WeatherTool runs as it is" in note for note in resolved.notes)
+    file.write_text("tools:\n  - {class_name: verl.tools.weather.WeatherTool}\n")
+    with pytest.raises(ConfigErrors, match=r"WeatherTool of verl has no counterpart"):
+        load_config(None, [*GRPO, words[0]])
+    with pytest.raises(ConfigErrors, match="left, middle or right"):
+        load_config(None, [*GRPO, f"{TURNS}.enable=True", f"{TURNS}.tool_response_truncate_side=top"])
     with pytest.raises(ConfigErrors, match="no such file"):
         load_config(None, [*GRPO, f"{TURNS}.tool_config_path=/x/weather.yaml"])
 

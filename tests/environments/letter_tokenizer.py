@@ -22,17 +22,19 @@ class LetterTokenizer:
 
     all_special_tokens = SPECIAL
 
-    def __init__(self, template: Template = plain, answer: str = "<assistant>") -> None:
-        self._template, self._answer = template, answer
+    def __init__(self, template: Template = plain, answer: str = "<assistant>", shows_tools: bool = False) -> None:
+        self._template, self._answer, self._shows_tools = template, answer, shows_tools
 
     def apply_chat_template(
         self, conversation: list[dict[str, Any]], *, tokenize: bool, add_generation_prompt: bool, **variables: Any
     ) -> str:
         assert not tokenize
         if variables.get("polite"):
-            please = {"assistant": "", "system": "", "user": " please"}
+            please = {"assistant": "", "system": "", "user": " please", "tool": ""}
             conversation = [{**one, "content": one["content"] + please[one["role"]]} for one in conversation]
-        return self._template(conversation) + (self._answer if add_generation_prompt else "")
+        tools = variables.get("tools", ()) if self._shows_tools else ()
+        told = "".join(f"{{{tool['function']['name']}}}" for tool in tools)
+        return told + self._template(conversation) + (self._answer if add_generation_prompt else "")
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         parts = re.findall("|".join(map(re.escape, SPECIAL)) + r"|[\s\S]", text)

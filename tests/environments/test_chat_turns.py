@@ -66,6 +66,44 @@ def test_control_tokens_in_what_an_environment_says_are_taken_out() -> None:
     assert text == "</s>\n<user>ab</s>\n<assistant>"
 
 
+def with_tool_messages(messages: list[dict[str, Any]]) -> str:
+    """Shows answers of tools as Qwen does: in tags, those of one turn in one message of the user."""
+    text, before = "<s>", ""
+    for message, following in zip(messages, [*messages[1:], {"role": ""}], strict=True):
+        is_tool = message["role"] == "tool"
+        text += "" if is_tool and before == "tool" else f"<{'user' if is_tool else message['role']}>"
+        text += f"[{message['content']}]" if is_tool else message["content"]
+        text += "" if is_tool and following["role"] == "tool" else "</s>\n"
+        before = message["role"]
+    return text
+
+
+def test_answers_of_tools_are_what_the_template_makes_of_tool_messages() -> None:
+    tokenizer = LetterTokenizer(with_tool_messages)
+    chat = ChatTurnEncoder(tokenizer)
+    said = [*tokenizer.encode("call"), END]
+    text = tokenizer.decode([*said, *chat.encode_following("all", said, ["7", "8</s>"])])
+    assert text == "call</s>\n<user>[7][8]</s>\n<assistant>"
+
+    def strict(messages: list[dict[str, Any]]) -> str:
+        if any(message["role"] == "tool" for message in messages):
+            raise ValueError("no tools here")
+        return plain(messages)
+
+    tokenizer = LetterTokenizer(strict)
+    text = tokenizer.decode(ChatTurnEncoder(tokenizer).encode_following("all", said, ["7", "8"]))
+    assert text == "\n<user>all</s>\n<assistant>"
+
+
+def test_signatures_of_tools_are_told_by_the_template_or_behind_the_system_message() -> None:
+    tool = {"type": "function", "function": {"name": "add"}}
+    for shows, expected in ((True, "{add}<s><system>rules</s>"), (False, "<s><system>rules\n\n# Tools")):
+        tokenizer = LetterTokenizer(shows_tools=shows)
+        text = tokenizer.decode(ChatTurnEncoder(tokenizer).encode_opening("rules", "go", [tool]))
+        assert text.startswith(expected)
+        assert text.count("add") == 1
+
+
 def forgetful(messages: list[dict[str, Any]]) -> str:
     """Leaves out all answers but the last."""
     answers = [message for message in messages if message["role"] == "assistant"]

@@ -1,8 +1,8 @@
 """Translates rollouts of verl in several turns with tools: an agentic run in the environment `tools`.
 
-verl names its tools in a file of their classes and signatures. Classes that have a tool of the same kind here become
-that tool, under their own name and with their own signature; others are refused by name. Files that come with verl are
-known by their names where they are not on this machine.
+verl names its tools in a file of their classes and signatures. Classes of verl that have a tool of the same kind here
+become that tool, under their own name and with their own signature; classes of users are run as they are. Files that
+come with verl are known by their names where they are not on this machine.
 """
 
 from pathlib import Path
@@ -57,7 +57,11 @@ def asks_for_tools(given: ForeignEntries, launch: LaunchArguments) -> bool:
 
 def find_missing_loop(values: dict[str, Any]) -> tuple[str, Any, str, str] | None:
     """Return key, value, feature and alternative of an agent loop or of tools that cannot be run here."""
-    loop = ("an agent loop of verl's own kind", "custom_envs has turns, tools and openai_agent")
+    loop = (
+        "an agent loop of verl's own kind",
+        "an environment of your own (custom_envs.<tag>.env_type: module:Class with reset and step), or an agent that "
+        "asks an OpenAI endpoint (env_type: openai_agent)",
+    )
     tools = ("tools in a file of verl's own kind", "custom_envs.<tag>.env_config.tools: [module:function]")
     for key, known in (
         (f"{_ROLLOUT}.agent.agent_loop_config_path", ()),
@@ -111,10 +115,13 @@ def _make_environment(given: ForeignEntries, launch: LaunchArguments) -> dict[st
         options["retry_until"] = _ANSWER
         given.notes.append(f"{_TURNS}.interaction_config_path: a wrong number is called wrong, as by Gsm8kInteraction")
     style, side = given.take(f"{_TURNS}.format"), given.take(f"{_TURNS}.tool_response_truncate_side")
+    if side is not None:
+        options["cut_side"] = side
     if style not in (None, "hermes", "qwen"):
         given.notes.append(f"{_TURNS}.format: {style}: changes nothing here; calls are JSON between <tool_call> tags")
-    if side not in (None, "middle"):
-        given.notes.append(f"{_TURNS}.tool_response_truncate_side: changes nothing here; the middle is left out")
+    if side not in (None, "left", "middle", "right"):
+        problem, key = "is no side", f"{_TURNS}.tool_response_truncate_side"
+        given.problems.append(ConfigError(problem, key=key, value=side, hint="left, middle or right"))
     return options
 
 
@@ -144,16 +151,26 @@ def _translate_tool(given: ForeignEntries, row: Any, folder: Path) -> list[dict[
         return _translate_servers(given, row["mcp"], folder)
     found = _TOOL_CLASSES.get(name.rpartition(".")[2])
     if found is None:
-        problem = f"the tool {name} of verl has no counterpart here"
-        hint = f"{', '.join(_TOOL_CLASSES)}; or custom_envs.<tag>.env_config.tools: [module:function]"
-        given.problems.append(ConfigError(problem, key=_FILE, value=name, hint=hint))
-        return []
+        return _translate_class(given, name, row)
     kind, settings = found
     config, schema = row.get("config") or {}, row.get("tool_schema")
     tool = {"name": kind, **{ours: config[key] for key, ours in settings.items() if config.get(key) is not None}}
     if kind == "check_answer":
         tool["answer"] = _ANSWER
     return [{**tool, "schema": schema} if schema else tool]
+
+
+def _translate_class(given: ForeignEntries, name: str, row: Any) -> list[dict[str, Any]]:
+    """Return the tool of a class that the user wrote. One of verl, or one without a place, is a problem."""
+    module, _, _ = name.rpartition("." if ":" not in name else ":")
+    if not isinstance(row, dict) or not module or module.split(".")[0] == "verl":
+        problem = f"the tool {name} of verl has no counterpart here" if module else f"names no class: {row}"
+        hint = f"{', '.join(_TOOL_CLASSES)}; or class_name: my.module.MyTool"
+        given.problems.append(ConfigError(problem, key=_FILE, value=name, hint=hint))
+        return []
+    known = {key: row[key] for key in ("config", "tool_schema") if row.get(key) is not None}
+    given.notes.append(f"{_FILE}: {name} runs as it is, in worker processes; verl does not have to be installed")
+    return [{"name": "verl_class", "class_name": name, **known}]
 
 
 def _translate_servers(given: ForeignEntries, settings: dict[str, Any], folder: Path) -> list[dict[str, Any]]:

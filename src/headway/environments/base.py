@@ -6,6 +6,10 @@ from typing import Any, Protocol, runtime_checkable
 
 from headway.types import Generation, SamplingParams, Task
 
+TOOL_REWARDS, STATE_REWARDS, TOOL_PROBLEMS = "tool_rewards", "rollout_reward_scores", "tool_problems"
+"""Keys in an episode's `info`: rewards that tools gave for calls, those for all of the episode by tool, and what went
+wrong in tools without costing the episode."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
@@ -78,6 +82,12 @@ def extract_outcome(info: Mapping[str, Any]) -> dict[str, float]:
     """Return the numbers in an episode's `info` that statistics count: success, turns, invalid."""
     found = {name: info.get(name) for name in ("success", "turns", "invalid")}
     return {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
+
+
+def list_tool_problems(info: Mapping[str, Any]) -> list[str]:
+    """Return what went wrong in the tools of an episode that counts all the same."""
+    found = info.get(TOOL_PROBLEMS)
+    return [str(one) for one in found] if isinstance(found, list | tuple) else []
 
 
 class SingleTurnEnvironment:

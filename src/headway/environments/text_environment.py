@@ -49,6 +49,11 @@ class Reply:
     """JSON values for rewards and logs. The `info` of the last reply is kept with the episode."""
     instructions: str | None = None
     """System message of this episode, which only `reset` gives. `None`: that of the environment."""
+    tools: Sequence[Mapping[str, Any]] = ()
+    """Signatures of the tools of this episode, which only `reset` gives. The chat template shows them."""
+    tool_answers: Sequence[str] = ()
+    """Answers of tools, each of which becomes a tool message where the chat template has such. Elsewhere `text`, which
+    has to say the same, becomes a message of the user."""
 
 
 class TextEnvironment(Protocol):
@@ -76,6 +81,8 @@ class EnvironmentTraits:
     """Longest answer of one turn. `None`: the limit of the run."""
     stop: tuple[str, ...] = ()
     """Strings that end a turn."""
+    runs_user_code: bool = False
+    """Code that a user wrote runs inside, so it is played in worker processes, like an environment of a user."""
     concurrency: int | None = None
     """Largest number of episodes at once. `None`: unlimited."""
     workers: int = 0
@@ -119,6 +126,10 @@ def check_reply(value: object, *, started: bool) -> Reply:
         raise EnvironmentFailed(f"{method} returned {_shorten_repr(value)}: text must be a str and info a mapping")
     if not isinstance(value.instructions, str | None):
         raise EnvironmentFailed(f"{method} returned {_shorten_repr(value)}: instructions must be a str")
+    if not all(isinstance(one, Mapping) for one in value.tools) or not all(
+        isinstance(one, str) for one in value.tool_answers
+    ):
+        raise EnvironmentFailed(f"{method} returned {_shorten_repr(value)}: tools are mappings and tool_answers texts")
     if len(value.text) > MAX_REPLY_CHARACTERS:
         raise EnvironmentFailed(f"{method} said {len(value.text)} characters, more than {MAX_REPLY_CHARACTERS}")
     flags = {name: _to_flag(method, name, getattr(value, name)) for name in ("done", "valid", "success")}

@@ -94,6 +94,7 @@ class TextEpisode:
         """Observations and answers of earlier turns, for templates that tell them."""
         self._newest = ""
         self._instructions: str | None = None
+        self._tools: Sequence[Mapping[str, Any]] = ()
 
     async def enter(self) -> None:
         if self._admission is not None:
@@ -107,7 +108,7 @@ class TextEpisode:
         reply = await self._slot.reset(int(task.data.get(SEED_KEY, task.position)), data)
         if reply.done:
             raise EnvironmentFailed("the episode is over before it began")
-        self._instructions = reply.instructions
+        self._instructions, self._tools = reply.instructions, reply.tools
         tokens, most = self._encode_opening(reply.text), self._rules.max_episode_tokens
         if len(tokens) >= most:
             limit = f"an episode has at most {most} (sequence_length, or what the model can take)"
@@ -128,7 +129,7 @@ class TextEpisode:
             self._success = reply.success
         if reply.done:
             return self._finish(reply, reward)
-        tokens = self._encode_following(reply.text, generation.actions)
+        tokens = self._encode_following(reply, generation.actions)
         length = (self._length if self._rules.history else 0) + len(tokens)
         if length >= self._rules.max_episode_tokens or self._is_limit_reached():
             return self._finish(reply, reward, truncated=True)
@@ -164,12 +165,13 @@ class TextEpisode:
     def _encode_opening(self, text: str) -> list[int]:
         given = self._rules.instructions
         instructions = self._own_instructions if given is None else self._fill_fields(given, "").strip()
-        return self._encoder.encode_opening(instructions, self._apply_template(text))
+        return self._encoder.encode_opening(instructions, self._apply_template(text), self._tools)
 
-    def _encode_following(self, text: str, generated: Sequence[int]) -> list[int]:
+    def _encode_following(self, reply: Reply, generated: Sequence[int]) -> list[int]:
         if not self._rules.history:
-            return self._encode_opening(text)
-        return self._encoder.encode_following(self._apply_template(text), generated)
+            return self._encode_opening(reply.text)
+        answers = reply.tool_answers if self._rules.template is None else ()
+        return self._encoder.encode_following(self._apply_template(reply.text), generated, answers)
 
     def _apply_template(self, text: str) -> str:
         self._newest = text

@@ -355,7 +355,7 @@ def _make_host(resolved: ResolvedConfig, spec: EnvironmentSpec) -> LocalEnvironm
     custom, options = spec.custom, dict(spec.custom.env_config)
     per_worker = _select_manager(resolved, held_out=False)[1].max_env_num_per_worker
     needed = -(-spec.max_episodes // max(1, per_worker))
-    is_users, importable = not is_built_in(spec.name), find_environment_path(spec.name)
+    is_users, importable = spec.traits.runs_user_code or not is_built_in(spec.name), find_environment_path(spec.name)
     workers = custom.workers
     if workers is None:
         workers = needed if per_worker else min(spec.traits.workers, needed)

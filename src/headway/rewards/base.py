@@ -63,6 +63,17 @@ def final_text(episode: Episode) -> str:
     return episode.turns[-1].generation.text
 
 
+def get_task_data(episode: Episode) -> dict[str, Any]:
+    """Return the task's data. Where tools gave rewards, `extra_info` has them as reward functions of verl expect."""
+    data, info = dict(episode.task.data), episode.info
+    if "tool_rewards" in info:
+        given = data.get("extra_info")
+        extra = dict(given) if isinstance(given, Mapping) else {}
+        scores = {name: info[name] for name in ("tool_rewards", "rollout_reward_scores") if name in info}
+        data["extra_info"] = {**extra, **scores, "num_turns": 2 * len(episode.turns), "turn_scores": []}
+    return data
+
+
 def get_expected_answer(data: Mapping[str, Any], key: str) -> Any:
     """Return the task's answer; `a.b` is a column of that name, else `b` inside of `a`.
 

@@ -14,7 +14,7 @@ from headway.deadlines import pause_deadline
 from headway.errors import RewardError
 from headway.processes.loop_thread import LoopThread, UnusualExit
 from headway.processes.stack_dumps import describe_thread
-from headway.rewards.base import final_text
+from headway.rewards.base import final_text, get_task_data
 from headway.rewards.images.image_reward import get_episode_image, image_to_array
 from headway.rewards.scoring_functions import adapt_foreign_function, result_to_score
 from headway.rewards.thread_limiter import CallSlots, run_on_thread
@@ -109,7 +109,7 @@ class FunctionReward:
             return await self._slots.run(lambda: self._judge(episode))
 
     async def _judge(self, episode: Episode) -> Score:
-        loaded, data = self._loaded, dict(episode.task.data)
+        loaded, data = self._loaded, get_task_data(episode)
         threads: list[int] = []
         try:
             subject = loaded.traits.select_subject(episode)

@@ -35,6 +35,7 @@ from headway.processes.stack_dumps import (
     write_stacks_on_request,
 )
 from headway.processes.worker_guard import WorkerGuard
+from headway.rewards.base import get_task_data
 from headway.rewards.thread_limiter import CallSlots
 from headway.rewards.user_function import FunctionTraits, LoadedFunction, load_function
 from headway.types import Episode, Score
@@ -121,7 +122,7 @@ class WorkerReward:
 
     def _make_message(self, episode: Episode) -> tuple[Any, ...]:
         """Return sample, subject and data. An episode travels without its data, which JSON keeps as it is."""
-        subject, data = self._spec.traits.select_subject(episode), JsonValue(dict(episode.task.data))
+        subject, data = self._spec.traits.select_subject(episode), JsonValue(get_task_data(episode))
         if isinstance(subject, Episode):
             subject = replace(subject, task=replace(subject.task, data={}))
         return episode.sample_id, subject, data

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from headway.algorithm_traits import GREEDY_MARK, is_greedy_member
 from headway.deadlines import run_with_pausable_deadline
-from headway.environments.base import Environment, EnvironmentFactory, extract_outcome
+from headway.environments.base import Environment, EnvironmentFactory, extract_outcome, list_tool_problems
 from headway.errors import EngineCrashed, EngineError, EnvironmentFailed, RewardError
 from headway.monitor.event_log import EventLog
 from headway.monitor.events import ErrorReport, SampleFinish, SampleStart, ScoreEnd, ScoreStart
@@ -295,6 +295,8 @@ class RolloutLoop:
     def _finish_member(self, run: RunningGroup, episode: Episode) -> None:
         run.episodes[episode.sample_id] = episode
         self._recorder.finish_sample(episode)
+        for problem in list_tool_problems(episode.info):
+            self._report_error("ToolFailed", f"{episode.sample_id}: {problem}")
         runs = episode.runs
         finish = SampleFinish(
             who=self._who,

@@ -170,7 +170,7 @@ class _ToolCalls:
             text, failed = f"<information>{await self._search.call({'query': content})}</information>", False
         else:
             assert self._python is not None
-            printed = await self._python.call({"code": content})
+            printed = str(await self._python.call({"code": content}))
             failed = printed.endswith("]") and ("[exit code" in printed or "[ended:" in printed)
             text = f"Code execution result: {printed}"
         reward = self._reward + (0.0 if failed else self._success_reward)

@@ -17,9 +17,9 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
 
+from headway.environments.chat_turns import describe_signatures
 from headway.environments.response_parsing import ParsedToolCall, parse_tool_calls
 from headway.environments.text_environment import Reply
-from headway.environments.tools.toolbox import TOOL_PROMPT_FORMAT
 from headway.errors import ConfigError, EnvironmentFailed
 from headway.extras import import_optional
 
@@ -228,7 +228,7 @@ def format_new_messages(body: Mapping[str, Any], *, first: bool) -> str:
         messages = messages[last + 1 :]
     parts = []
     if first and body.get("tools"):
-        parts.append(TOOL_PROMPT_FORMAT.format(signatures="\n".join(json.dumps(tool) for tool in body["tools"])))
+        parts.append(describe_signatures(body["tools"]))
     for message in messages:
         text = _content_to_text(message.get("content"))
         parts.append(f"<tool_response>\n{text}\n</tool_response>" if message.get("role") == "tool" else text)

@@ -7,7 +7,7 @@ A tool is a name, a description, a JSON schema of its arguments and one coroutin
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, get_type_hints
+from typing import Any, Literal, Protocol, get_type_hints
 
 from headway.errors import ConfigError, HeadwayError
 
@@ -30,6 +30,21 @@ class ToolRefused(HeadwayError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ToolAnswer:
+    """An answer of a tool that says more than a text."""
+
+    text: str
+    outcome: Literal["called", "refused"] = "called"
+    """`refused`: the tool could not answer, and the text says why."""
+    reward: float | None = None
+    """Reward that the tool gives for this call. Rewards of the run see it; nothing is added by itself."""
+    state_reward: float | None = None
+    """Reward that the tool gives for what it was asked in the episode so far."""
+    problem: str = ""
+    """What the people of the run should know. It becomes a line of the run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
     """A function that a policy may call."""
 
@@ -37,8 +52,8 @@ class Tool:
     description: str
     parameters: Mapping[str, Any]
     """JSON schema of the arguments, which form an object."""
-    call: Callable[[ToolArguments], Awaitable[str]]
-    """Returns a text. Raises `ToolRefused`."""
+    call: Callable[[ToolArguments], Awaitable[str | ToolAnswer]]
+    """Returns a text, or an answer that says more. Raises `ToolRefused`."""
 
     @property
     def signature(self) -> dict[str, Any]:

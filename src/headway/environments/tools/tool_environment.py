@@ -14,12 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+from headway.environments.base import STATE_REWARDS, TOOL_PROBLEMS, TOOL_REWARDS
 from headway.environments.response_parsing import find_tagged_answer, parse_tool_calls
 from headway.environments.text_environment import Reply
 from headway.environments.tools.base import StaticToolSource
-from headway.environments.tools.toolbox import Toolbox, describe_tools, make_tool_source
+from headway.environments.tools.toolbox import CutSide, Toolbox, describe_tools, is_user_tool, make_tool_source
+from headway.environments.tools.verl_tool import VerlToolSource
 from headway.errors import ConfigError, EnvironmentFailed
 from headway.rewards.base import get_expected_answer
 from headway.rewards.verl_rewards import score_gsm8k
@@ -39,8 +41,6 @@ _TASK = (
 class ToolEnvironment:
     """`judge`: `module:function` that scores an answer and the task's data from 0 to 1; default: exact answers."""
 
-    reusable = True
-
     def __init__(
         self,
         *,
@@ -53,13 +53,18 @@ class ToolEnvironment:
         retry_until: str = "",
         most_calls: int | None = None,
         longest: int = 8000,
+        cut_side: CutSide = "middle",
     ) -> None:
         if max_steps < 1:
             raise ConfigError("must be at least 1", key="max_steps", value=max_steps)
+        if cut_side not in get_args(CutSide):
+            raise ConfigError("must be left, middle or right", key="cut_side", value=cut_side)
         self.max_steps = max_steps
         self._malformed_penalty = malformed_penalty
         sources = [make_tool_source(one) for one in tools]
-        self._toolbox = Toolbox(sources, longest=longest)
+        self._toolbox = Toolbox(sources, longest=longest, cut_side=cut_side)
+        self.runs_user_code = any(map(is_user_tool, tools))
+        self.reusable = not any(isinstance(one, VerlToolSource) for one in sources)  # instances end with their episode
         self._messages, self._retry_until, self._most_calls = messages, retry_until, most_calls
         self._static_tools = [tool for one in sources if isinstance(one, StaticToolSource) for tool in one.tools]
         self._judge: AnswerJudge = import_function(judge, key="judge") if judge else score_exact_answer
@@ -68,6 +73,9 @@ class ToolEnvironment:
 
     async def reset(self, seed: int, data: Mapping[str, Any]) -> str | Reply:
         self._counts = {"malformed": 0, "refused": 0, "called": 0}
+        self._rewards: list[float] = []
+        self._state_rewards: dict[str, float] = {}
+        self._problems: list[str] = []
         if self._messages:
             await self._toolbox.begin(data)
             self._expected = str(get_expected_answer(data, self._retry_until)) if self._retry_until else ""
@@ -84,19 +92,34 @@ class ToolEnvironment:
         response = parse_tool_calls(action)
         if not response.calls and self._messages:
             is_wrong = self._retry_until and not score_gsm8k(response.text, self._expected, "flexible")
-            return Reply(_WRONG if is_wrong else "", done=not is_wrong, info=dict(self._counts))
+            return Reply(_WRONG if is_wrong else "", done=not is_wrong, info=self._make_info())
         if not response.calls:
             score = self._judge(extract_final_answer(response.text), self._data)
-            return Reply("", score, done=True, success=score >= 1.0, info=dict(self._counts))
+            return Reply("", score, done=True, success=score >= 1.0, info=self._make_info())
         results = await self._toolbox.call_tools(response.calls[: self._most_calls])
         for name, count in results.counts.items():
             self._counts[name] += count
+        self._rewards += results.rewards
+        self._state_rewards.update(results.state_rewards)
+        self._problems += results.problems
         malformed = results.counts["malformed"]
         reward = 0.0 - self._malformed_penalty * malformed  # never -0.0
-        return Reply(results.text, reward, valid=not malformed, info=dict(self._counts))
+        return Reply(
+            results.text,
+            reward,
+            valid=not malformed,
+            info=self._make_info(),
+            tool_answers=results.answers if self._messages else (),
+        )
+
+    def _make_info(self) -> dict[str, Any]:
+        """Return the counts of calls, what tools gave for them, and what went wrong inside of tools."""
+        given = {TOOL_REWARDS: list(self._rewards), STATE_REWARDS: dict(self._state_rewards)} if self._messages else {}
+        problems = {TOOL_PROBLEMS: list(self._problems)} if self._problems else {}
+        return {**self._counts, **given, **problems}
 
     def _open_conversation(self, data: Mapping[str, Any]) -> Reply:
-        """Return the conversation of a task: system messages with the tools behind them, and all others as one text."""
+        """Return the conversation of a task: its system messages, the tools, and all other messages as one text."""
         given = data.get(self._messages)
         given = json.loads(given) if isinstance(given, str) and given.startswith("[{") else given
         rows = given if isinstance(given, list) else [{"role": "user", "content": given}]
@@ -106,8 +129,8 @@ class ToolEnvironment:
         others = [one for one in rows if one.get("role") != "system"]
         roles = ["" if len(others) == 1 else f"{one.get('role')}: " for one in others]
         said = [f"{role}{one['content']}" for role, one in zip(roles, others, strict=True)]
-        tools = [describe_tools(list(self._toolbox.tools.values()))] if self._toolbox.tools else []
-        return Reply("\n\n".join(said), instructions="\n\n".join([*system, *tools]))
+        tools = [tool.signature for tool in self._toolbox.tools.values()]
+        return Reply("\n\n".join(said), instructions="\n\n".join(system), tools=tools)
 
     async def close(self) -> None:
         await self._toolbox.close()

@@ -1,22 +1,23 @@
 """The tools of one environment: made from names and options, and called with what a policy wrote.
 
-A tool is named `calculator`, `python`, `search`, `retrieval`, `check_answer`, `mcp`, or `module:function` for one that
-the user wrote. Options stand beside the name: `{name: search, files: [notes/]}`. `schema` replaces what the policy is
-told of a tool: its name, its description, and those of its arguments.
+A tool is named `calculator`, `python`, `search`, `retrieval`, `check_answer`, `mcp`, `verl_class` for a class that was
+written for verl, or `module:function` for a function that the user wrote. Options stand beside the name:
+`{name: search, files: [notes/]}`. `schema` replaces what the policy is told of a tool: its name, its description, and
+those of its arguments.
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from importlib.resources import files
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
+from headway.environments.chat_turns import describe_signatures
 from headway.environments.response_parsing import ParsedToolCall
 from headway.environments.tools.answer_check_tool import AnswerCheckSource
 from headway.environments.tools.base import (
     StaticToolSource,
     Tool,
+    ToolAnswer,
     ToolRefused,
     ToolSource,
     check_tool_arguments,
@@ -27,6 +28,7 @@ from headway.environments.tools.mcp_tools import MCPToolSource
 from headway.environments.tools.python_tool import make_python_tool, shorten_middle
 from headway.environments.tools.retrieval_tool import make_retrieval_tool
 from headway.environments.tools.search_tool import make_search_tool
+from headway.environments.tools.verl_tool import VerlToolSource
 from headway.errors import ConfigError, EnvironmentFailed
 from headway.user_code import import_function
 
@@ -37,25 +39,41 @@ _BUILT_IN_SOURCES: dict[str, Callable[..., ToolSource]] = {
     "retrieval": lambda **options: StaticToolSource(make_retrieval_tool(**options)),
     "check_answer": lambda **options: AnswerCheckSource(**options),
     "mcp": MCPToolSource,
+    "verl_class": VerlToolSource,
 }
-TOOL_PROMPT_FORMAT = files("headway.environments.tools").joinpath("tool_prompt.txt").read_text(encoding="utf-8")
+CutSide = Literal["left", "middle", "right"]
+"""Which part of a long answer the policy sees: its beginning (`left`), its end (`right`), or both, as in verl."""
+_CUT_TOOLS: set[str] = set()
+"""Tools of this process whose answers have been cut before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolResults:
     """The answers of the tools to the calls of one turn."""
 
-    text: str
+    answers: Sequence[str]
+    """What the policy reads, one text for each call."""
     counts: Mapping[str, int]
     """Calls by outcome. `malformed`: cannot be parsed, unknown tool or wrong arguments; `refused`: understood, but the
     tool could not answer; `called`: answered."""
+    rewards: Sequence[float] = ()
+    """Rewards that tools gave for these calls."""
+    state_rewards: Mapping[str, float] = field(default_factory=dict)
+    """Rewards that tools gave for all of the episode so far, by tool."""
+    problems: Sequence[str] = ()
+    """What the people of the run should know."""
+
+    @property
+    def text(self) -> str:
+        """All answers in tags, as one text."""
+        return "\n".join(f"<tool_response>\n{answer}\n</tool_response>" for answer in self.answers)
 
 
 class Toolbox:
     """Tools by name. Call `begin` before each episode and `close` at the end."""
 
-    def __init__(self, sources: Sequence[ToolSource], *, longest: int = 8000) -> None:
-        self._sources, self._longest = sources, longest
+    def __init__(self, sources: Sequence[ToolSource], *, longest: int = 8000, cut_side: CutSide = "middle") -> None:
+        self._sources, self._longest, self._cut_side = sources, longest, cut_side
         self.tools: dict[str, Tool] = {}
 
     async def begin(self, data: Mapping[str, Any] = MappingProxyType({})) -> None:
@@ -72,27 +90,40 @@ class Toolbox:
 
     async def call_tools(self, calls: Sequence[ParsedToolCall | str]) -> ToolResults:
         """Make the calls one after the other, in the order in which the policy wrote them."""
-        texts, counts = [], {"malformed": 0, "refused": 0, "called": 0}
+        texts: list[str] = []
+        counts, states = {"malformed": 0, "refused": 0, "called": 0}, {}
+        rewards, problems = [], []
         for call in calls:
-            outcome, text = await self._call_tool(call)
+            outcome, answer = await self._call_tool(call)
             counts[outcome] += 1
-            texts.append(f"<tool_response>\n{shorten_middle(text, self._longest)}\n</tool_response>")
-        return ToolResults(text="\n".join(texts), counts=counts)
+            texts.append(shorten(answer.text, self._longest, self._cut_side))
+            name = call if isinstance(call, str) else call.name
+            if len(answer.text) > self._longest and name not in _CUT_TOOLS:
+                _CUT_TOOLS.add(name)
+                told = f"answered with {len(answer.text)} characters, of which the policy sees {self._longest}"
+                problems.append(f"the tool {name} {told}; further such answers are not told")
+            problems += [answer.problem] if answer.problem else []
+            rewards += [] if answer.reward is None else [answer.reward]
+            states.update({} if answer.state_reward is None else {name: answer.state_reward})
+        return ToolResults(answers=texts, counts=counts, rewards=rewards, state_rewards=states, problems=problems)
 
-    async def _call_tool(self, call: ParsedToolCall | str) -> tuple[str, str]:
+    async def _call_tool(self, call: ParsedToolCall | str) -> tuple[str, ToolAnswer]:
         if isinstance(call, str):
-            return "malformed", f"Error: {call}"
+            return "malformed", ToolAnswer(text=f"Error: {call}")
         tool = self.tools.get(call.name)
         if tool is None:
-            return "malformed", f"Error: there is no tool {call.name!r}, only {', '.join(self.tools)}"
+            known = ", ".join(self.tools)
+            return "malformed", ToolAnswer(text=f"Error: there is no tool {call.name!r}, only {known}")
         try:
             check_tool_arguments(tool, call.arguments)
         except ToolRefused as error:
-            return "malformed", f"Error: {error}"
+            return "malformed", ToolAnswer(text=f"Error: {error}")
         try:
-            return "called", await tool.call(call.arguments)
+            answer = await tool.call(call.arguments)
         except ToolRefused as error:
-            return "refused", f"Error: {error}"
+            return "refused", ToolAnswer(text=f"Error: {error}")
+        answer = ToolAnswer(text=answer) if isinstance(answer, str) else answer
+        return answer.outcome, answer
 
 
 class _RenamedTools:
@@ -113,10 +144,23 @@ class _RenamedTools:
         await self._source.close()
 
 
+def shorten(text: str, longest: int, side: CutSide) -> str:
+    """Return `longest` characters of a text that has more: its beginning, its end, or both."""
+    if side == "middle" or len(text) <= longest:
+        return shorten_middle(text, longest)
+    note = f"… {len(text) - longest} characters left out …"
+    return f"{text[:longest]}\n{note}" if side == "left" else f"{note}\n{text[-longest:]}"
+
+
 def describe_tools(tools: Sequence[Tool]) -> str:
     """Return the text that tells a policy which tools it has and how to call them."""
-    signatures = "\n".join(json.dumps(tool.signature, ensure_ascii=False) for tool in tools)
-    return TOOL_PROMPT_FORMAT.format(signatures=signatures)
+    return describe_signatures([tool.signature for tool in tools])
+
+
+def is_user_tool(given: str | Mapping[str, Any]) -> bool:
+    """Return whether a tool that a configuration lists is code that a user wrote."""
+    name = given if isinstance(given, str) else given.get("name")
+    return name == "verl_class" or name not in _BUILT_IN_SOURCES
 
 
 def make_tool_source(given: str | Mapping[str, Any]) -> ToolSource:

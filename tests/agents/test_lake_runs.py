@@ -10,7 +10,7 @@ import pytest
 
 from headway.ledger.ledger_records import decode_episode
 from tests.agents.factory import lake
-from tests.runs.factory import Runs, audit, count, events, gone, parts, rows
+from tests.runs.factory import Runs, audit, count, events, gone, hold_after, parts, rows
 
 pytest.importorskip("gymnasium")
 
@@ -18,12 +18,14 @@ ONE_STEP: dict[str, Any] = {"max_steps": 1, "eval_steps": 0, "train_env_manager_
 
 
 def test_the_seed_trains_validates_is_killed_and_goes_on(runs: Runs, tmp_path: Path) -> None:
-    run = lake(runs, tmp_path / "run", processes=True, max_steps=4, save_steps=1, track_with="[jsonl]")
+    held, opened = hold_after(2, tmp_path)
+    run = lake(runs, tmp_path / "run", processes=True, max_steps=4, save_steps=1, track_with="[jsonl]", **held)
     assert run.until(lambda: count(run.directory, "checkpoint") >= 2), run.text
     children = list(parts(run).values())
     run.kill()
     run.end()
     assert gone(children)
+    opened.touch()
     again = runs.start(run.directory, "train", str(run.directory), "--resume")
     assert again.end() == 0, again.text
     assert [event.data["trained"] for event in events(run.directory, "step.end")][-1] == 4

@@ -15,6 +15,8 @@ import pytest
 pytest.importorskip("aiohttp")
 pytest.importorskip("safetensors")
 
+from aiohttp import web
+
 from headway.config import ReliabilityConfig
 from headway.engines.base import Progress
 from headway.engines.servers.directory_receiver import VersionDirectoryWriter
@@ -197,6 +199,35 @@ def test_an_update_that_is_cancelled_half_way_leaves_nothing_that_is_served(kind
             await update
         with pytest.raises(EngineCrashed):
             await engine.generate(factory.request(), Progress())
+
+    on_a_site(kind, scenario)
+
+
+@both
+@pytest.mark.parametrize("state", ["starts", "streams nothing"])
+def test_an_engine_that_is_closed_while_its_server_comes_up_waits_no_longer(kind: str, state: str) -> None:
+    async def scenario(site: Site) -> None:
+        engine = site.engine(settings=replace(FAST, silence_s=3600.0, start_s=3600.0, first_s=3600.0))
+        asked = asyncio.Event()
+
+        async def refuse(request: web.Request) -> web.Response:
+            asked.set()
+            return web.Response(status=503)
+
+        async def stream_nothing(request: web.Request) -> web.StreamResponse:
+            response = web.StreamResponse()
+            await response.prepare(request)
+            asked.set()
+            await asyncio.sleep(3600)
+            return response
+
+        streaming = f"POST {engine._dialect.path}"
+        site.servers["engine/0"].more = {"GET /health": refuse} if state == "starts" else {streaming: stream_nothing}
+        starting = asyncio.create_task(engine.start())
+        await asked.wait()
+        await engine.close()
+        with pytest.raises(EngineCrashed, match=r"[Cc]losed|disconnected"):
+            await starting
 
     on_a_site(kind, scenario)
 

@@ -144,9 +144,10 @@ def test_closing_ends_what_runs() -> None:
         model = counting_model()
         engine = make_engine(model, make_runner=factory.SlowRunner)
         await serve(engine, model)
-        progress = Progress()
+        begun = asyncio.Event()
+        progress = Progress(on_chunk=lambda actions: begun.set())
         task = asyncio.create_task(engine.generate(request(count=100), progress))
-        await asyncio.sleep(0.1)
+        await begun.wait()
         await engine.close()
         assert await task is FinishReason.ABORTED
         with pytest.raises(EngineCrashed):

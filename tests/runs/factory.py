@@ -37,6 +37,33 @@ SMALL: dict[str, Any] = {
     "rewards.arithmetic.reward_fn": "numeric",
     "rewards.arithmetic.tag_included": "addition",
 }
+GATE = """
+import asyncio
+from pathlib import Path
+
+from headway.flow.stage import Stage, register_stage
+from headway.types import SampleGroup
+
+@register_stage("gate")
+class Gate(Stage):
+    consumes = produces = SampleGroup
+
+    async def process(self, group):
+        while self.pipeline.headway.trained >= {steps} and not Path({opened!r}).exists():
+            await asyncio.sleep(0.005)
+        return group
+"""
+
+
+def hold_after(steps: int, directory: Path) -> tuple[dict[str, str], Path]:
+    """Options of a run that lets no group pass once it has made so many steps, and the file that lets them go on.
+
+    Groups that have passed before are trained: a run that is ahead by one batch makes one step more. Whoever waits for
+    the steps and then kills something finds the run at work, however slow the machine is.
+    """
+    plugin, opened = directory / "gate.py", directory / "opened"
+    plugin.write_text(GATE.format(steps=steps, opened=str(opened)))
+    return {"plugins": f"[{plugin}]", "stages": "[{name: gate, after: rollout}]"}, opened
 
 
 def make_model(directory: str, alphabet: str | None = None) -> None:

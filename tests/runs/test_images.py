@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headway.ledger.ledger_records import decode_episode
-from tests.runs.factory import Run, Runs, audit, count, events, gone, parts, rows
+from tests.runs.factory import Run, Runs, audit, count, events, gone, hold_after, parts, rows
 
 pytest.importorskip("numpy")
 
@@ -53,7 +53,8 @@ def begin(runs: Runs, directory: Path, model: Path, **changed: Any) -> Run:
 
 def test_a_killed_run_goes_on_and_trains_everything_once(runs: Runs, model: Path, tmp_path: Path) -> None:
     options = {"max_steps": 4, "save_steps": 2, "save_total_limit": 1}
-    options |= {"async_generation_ratio": 1, "processes": True}
+    held, opened = hold_after(2, tmp_path)
+    options |= {"async_generation_ratio": 1, "processes": True, **held}
     run = begin(runs, tmp_path / "run", model, **options)
     assert run.until(lambda: count(run.directory, "step.end") >= 2), run.text
     children = list(parts(run).values())
@@ -61,6 +62,7 @@ def test_a_killed_run_goes_on_and_trains_everything_once(runs: Runs, model: Path
     run.kill()
     run.end()
     assert gone(children)
+    opened.touch()
     kept = [decode_episode(blob) for (blob,) in rows(run.directory, "SELECT episode FROM payloads")]
     again = begin(runs, run.directory, model, **options)
     assert again.end() == 0, again.text

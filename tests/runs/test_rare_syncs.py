@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.runs.factory import Runs, audit, count, events
+from tests.runs.factory import Runs, audit, count, events, hold_after
 
 OPTIONS = {"updates_per_sync": 3, "async_generation_ratio": 2, "max_steps": 8, "save_steps": 1, "processes": True}
 
 
 def test_engines_get_every_third_version_across_a_kill(runs: Runs, tmp_path: Path) -> None:
     directory = tmp_path / "run"
-    run = runs.train(directory, **OPTIONS)
+    held, opened = hold_after(4, tmp_path)
+    run = runs.train(directory, **OPTIONS, **held)
     assert run.until(lambda: count(directory, "checkpoint") >= 4), run.text
     run.kill()
     run.end()
     done = max(event.data["trained"] for event in events(directory, "checkpoint"))
     first = {event.data["version"] for event in events(directory, "served")}
     assert done < 8 and first <= {0, 3, 6}
-    assert runs.train(directory, **OPTIONS).end() == 0
+    opened.touch()
+    assert runs.train(directory, **OPTIONS, **held).end() == 0
     served = {event.data["version"] for event in events(directory, "served")}
     assert served - first <= {done, 3, 6, 8}  # the checkpoint it goes on from, every third, and the last
     assert 8 in served

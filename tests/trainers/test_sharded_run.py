@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs.factory import Runs, audit, count, events, parts
+from tests.runs.factory import Runs, audit, count, events, hold_after, parts
 
 TWO_RANKS = {
     "processes": True,
@@ -26,11 +26,13 @@ TWO_RANKS = {
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_run_survives_the_loss_of_a_rank(runs: Runs, tmp_path: Path, number: signal.Signals) -> None:
-    run = runs.train(tmp_path / "run", **{key.replace(".", "__"): value for key, value in TWO_RANKS.items()})
+    held, opened = hold_after(2, tmp_path)
+    run = runs.train(tmp_path / "run", **{key.replace(".", "__"): value for key, value in TWO_RANKS.items()}, **held)
     assert run.until(lambda: count(run.directory, "checkpoint") >= 1), run.text
     before = parts(run)
     assert {"trainer-0", "trainer-1", "engine-0"} <= before.keys()
     os.kill(before["trainer-1"], number)
+    opened.touch()
     assert run.end() == 0, run.text
     how = "was killed by SIGKILL" if number == signal.SIGKILL else "which is stopped) in phase"
     messages = [str(event.data["message"]) for event in events(run.directory, "error")]

@@ -121,10 +121,8 @@ class LiveDisplay:
             held_out = self._monitor.episodes.validations
             self._print(format_validation_line(self._monitor.incidents.validations[-1], held_out))
         elif incident:
-            self._print(incident)
-            if isinstance(event, events.RunStall):
-                for line in event.graph.splitlines()[1:]:
-                    self._print(_keep_printable(line))
+            waits = event.graph.splitlines()[1:] if isinstance(event, events.RunStall) else []
+            self._print("\n".join([incident, *map(_keep_printable, waits)]))  # at once: nothing comes in between
 
     def _was_told(self, event: Event) -> bool:
         """Return whether the line before has said why an engine is down: its error follows it."""

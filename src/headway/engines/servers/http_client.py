@@ -2,7 +2,8 @@
 
 Guarantees: whatever goes wrong is one of two errors. `ServerRefused`: the server answered, and the answer is no.
 `BackendLost`: there was no whole answer. A stream that is left, by an error or by cancellation, closes its connection,
-which tells these servers to stop the request. Does not retry and does not know what the calls mean.
+which tells these servers to stop the request. `close` ends whatever waits for an answer. Does not retry and does not
+know what the calls mean.
 """
 
 import json
@@ -40,11 +41,14 @@ def name_phase(phase: str) -> Iterator[None]:
 
 
 class HttpClient:
-    """The connection to the server at `url`, opened when it is needed."""
+    """The connection to the server at `url`, opened when it is needed, until it is closed."""
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
+        self.closed = False
         self._session: aiohttp.ClientSession | None = None
+        self._responses: set[aiohttp.ClientResponse] = set()
+        """Responses that are being read."""
 
     async def get(self, path: str, *, timeout_s: float) -> Any:
         """Return the answer: parsed where it is JSON, else its text."""
@@ -69,8 +73,11 @@ class HttpClient:
                 yield _parse_event(f"{self.url}{path}", event)
 
     async def close(self) -> None:
-        """Close the connections; the next call opens others. Idempotent."""
+        """Close the connections. Calls and streams under way are lost at once, and so are later ones. Idempotent."""
+        self.closed = True
         session, self._session = self._session, None
+        for response in self._responses:
+            response.close()  # a session drops its responses without waking those who read them
         if session is not None:
             await session.close()
 
@@ -89,13 +96,19 @@ class HttpClient:
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Open a response. Raises `ServerRefused` for one that is an error, `BackendLost` where it breaks off."""
         where = f"{self.url}{path}"
+        if self.closed:
+            raise BackendLost(f"{where}: the client is closed")
         if self._session is None:
             self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_S))
         try:
             async with self._session.request(method, where, json=body, timeout=limits) as response:
-                if response.status >= 400:
-                    raise ServerRefused(where, response.status, await response.text(errors="replace"))
-                yield response
+                self._responses.add(response)
+                try:
+                    if response.status >= 400:
+                        raise ServerRefused(where, response.status, await response.text(errors="replace"))
+                    yield response
+                finally:
+                    self._responses.discard(response)
         except TimeoutError as error:
             raise BackendLost(f"{where}: {late}", silent=True) from error
         except (aiohttp.ClientError, OSError, RuntimeError) as error:  # RuntimeError: `close` came in between

@@ -86,7 +86,10 @@ class ServerDialect(Protocol):
 
 
 async def wait_until_ready(name: str, client: HttpClient, server: ServerHandle, timeout_s: float) -> None:
-    """Wait until the server says that it is healthy. Raises `EngineCrashed` after `timeout_s`, or when it has ended."""
+    """Wait until the server says that it is healthy.
+
+    Raises `EngineCrashed` after `timeout_s`, or when the server has ended or the client was closed.
+    """
     loop = asyncio.get_running_loop()
     deadline, poll_s, problem = loop.time() + timeout_s, _FIRST_POLL_S, ""
     while True:
@@ -95,8 +98,8 @@ async def wait_until_ready(name: str, client: HttpClient, server: ServerHandle, 
             return
         except StreamError as error:
             problem = str(error)
-        if server.ended:
-            raise EngineCrashed(server.ended)
+        if server.ended or client.closed:
+            raise EngineCrashed(server.ended or f"{name} is closed")
         if loop.time() + poll_s > deadline:
             raise EngineCrashed(f"{name} does not answer after {timeout_s:g} s: {problem}")
         await asyncio.sleep(poll_s)

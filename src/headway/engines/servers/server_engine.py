@@ -166,6 +166,9 @@ class ServerEngine(StreamingEngine):
             return
         await self._client.close()
         await self._server.start(lambda how: self._go_down(EngineCrashed(how)))
+        if self._closed:  # `close` came in between, before there was a server to end
+            await self._server.close()
+        self._check_up()
         self._client = HttpClient(self._server.url)
         await wait_until_ready(self.name, self._client, self._server, timeout_s or self._settings.start_s)
         try:

@@ -52,6 +52,8 @@ class AdvantageTraits:
     """The estimator reads how far an action moves the logits, which the trainer computes when a step begins."""
     reads_parts: bool = False
     """The estimator reads the parts that a reward is made of, which differ even where whole rewards are equal."""
+    reads_accuracy: bool = False
+    """The estimator reads which answers are right, and how probable the engine found them."""
     reads_turns: bool = False
     """The estimator reads the rewards of single turns, which differ even where those of whole samples are equal."""
 
@@ -67,6 +69,7 @@ for _name, _loss in {
     "vanilla": LossTraits(skips_zero_advantages=True),
     "tis": LossTraits(corrects_off_policy=True, skips_zero_advantages=True),
     "cispo": LossTraits(corrects_off_policy=True, skips_zero_advantages=True),
+    "sao": LossTraits(corrects_off_policy=True, skips_zero_advantages=True),
     "topr": LossTraits(corrects_off_policy=True, skips_zero_advantages=True),
     "kimi15": LossTraits(corrects_off_policy=True),
     "sapo": LossTraits(corrects_off_policy=True, skips_zero_advantages=True),
@@ -105,6 +108,9 @@ for _name, _estimator in {
     "gpg": AdvantageTraits(compares_group_members=True, needs_several_members=True),
     "grpo_passk": AdvantageTraits(default_norm="group", compares_group_members=True, needs_several_members=True),
     "gdpo": AdvantageTraits(default_norm="group", compares_group_members=True, reads_parts=True),
+    "codapo": AdvantageTraits(
+        default_norm="group", compares_group_members=True, needs_several_members=True, reads_accuracy=True
+    ),
     "optimal_token_baseline": AdvantageTraits(compares_group_members=True, needs_gradient_norms=True),
     "gae": AdvantageTraits(needs_critic=True),
     "step_reinforce": AdvantageTraits(default_norm="group", reads_turns=True),

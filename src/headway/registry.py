@@ -94,7 +94,7 @@ POLICY_LOSSES: Registry[Any] = Registry(
     "policy loss",
     built_in=(
         *("ppo", "decoupled_ppo", "vanilla", "tis", "cispo", "topr", "kimi15"),
-        *("sapo", "dppo_tv", "dppo_kl", "gmpo", "gspo", "up", "clip_cov", "kl_cov", "cppo"),
+        *("sapo", "dppo_tv", "dppo_kl", "gmpo", "gspo", "up", "clip_cov", "kl_cov", "cppo", "sao"),
     ),
 )
 """Values of `pg_variant`."""
@@ -102,7 +102,7 @@ ADVANTAGE_ESTIMATORS: Registry[Any] = Registry(
     "advantage estimator",
     built_in=(
         *("grpo", "reinforce", "reinforce_plus_plus", "rloo", "remax", "opo", "gpg"),
-        *("grpo_passk", "gdpo", "optimal_token_baseline", "gae", "step_reinforce", "gigpo"),
+        *("grpo_passk", "gdpo", "codapo", "optimal_token_baseline", "gae", "step_reinforce", "gigpo"),
     ),
 )
 """Values of `adv_estimator`."""

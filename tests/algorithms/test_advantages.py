@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import exp
 from typing import Any
 
 import pytest
@@ -11,10 +12,10 @@ from torch import Tensor
 from headway.algorithms.advantages import (
     AdvantageSettings,
     RewardBatch,
-    TurnRewards,
     estimate_advantages,
     make_advantage_settings,
 )
+from headway.algorithms.returns import TurnRewards
 from headway.config import load_config
 from headway.errors import ConfigError, InvariantBroken
 from headway.registry import ADVANTAGE_ESTIMATORS
@@ -133,6 +134,8 @@ def agentic(**changes: Any) -> RewardBatch:
         "steps": steps,
         "greedy_S": bits("0101"),
         "gradient_norm_N": torch.ones(14, dtype=torch.float64),
+        "behaviour_N": torch.full((14,), -0.5, dtype=torch.float64),
+        "correct_S": bits("0110"),
     }
     return RewardBatch(**{**usual, **changes})
 
@@ -365,6 +368,27 @@ def test_gdpo_normalises_every_part_by_itself_and_whitens_the_sum() -> None:
     alone = made("gdpo")
     whole_reward = made("grpo")
     close(alone, (whole_reward - whole_reward.mean()) / (whole_reward.var(correction=0) + 1e-8).sqrt())
+
+
+def test_codapo_weighs_a_question_by_confidence_and_by_how_many_answers_are_right() -> None:
+    logp = -torch.rand(14, generator=generator(4), dtype=torch.float64)
+    given = batch(behaviour_N=logp, correct_S=bits("100111"), reward_S=reals(1.0, 0.0, 0.5, 1.0, 1.2, 1.0))
+    means = [float(part.mean()) for part in torch.tensor_split(logp, CUTS)]
+    values = [
+        exp(sum(means[first : first + 3]) / 3) * (1 - 4 * (wrong - 0.5) ** 2) for first, wrong in ((0, 2 / 3), (3, 0))
+    ]
+    assert values[1] == 0, "nothing is left to learn where all answers are right"
+    factor = spread([values[0] + 0.3] * 3 + [0.3] * 3)
+    close(made("codapo", given, codapo_weight_offset=0.3), made("grpo", given) * factor)
+
+
+def test_normalised_rewards_have_bounds_that_need_not_be_symmetric() -> None:
+    rewards = reals(0, 0, 9, 5, 1, 4)
+    expected = [(one - one.mean()) / (one.std() + 1e-6) for one in (rewards[:3], rewards[3:])]
+    assert float(torch.cat(expected).min()) < -1
+    given, bounds = batch(reward_S=rewards), (-1.0, 1.1)
+    found = made("grpo", given, unbiased_std=True, normalized_bounds=bounds)
+    close(found, spread(torch.cat(expected).clamp(*bounds).tolist()))
 
 
 def test_the_optimal_token_baseline_weighs_returns_by_gradients_so_far() -> None:

@@ -102,6 +102,12 @@ def test_tis_truncates_the_weight() -> None:
     assert made.clipped_N.tolist() == [not 0.5 <= r <= 2.0 for r, _ in CASES]
 
 
+def test_sao_leaves_out_what_leaves_its_range_on_either_side_and_clips_nothing() -> None:
+    made = run("sao", LossSettings(sao_epsilon_low=0.2, sao_epsilon_high=1.0))
+    close(made.loss_N, by_hand(lambda r, a: -r * a if 0.8 <= r <= 2.0 else 0.0) * LOGP)
+    assert made.clipped_N.tolist() == [not 0.8 <= r <= 2.0 for r, _ in CASES]
+
+
 def test_cispo_clips_the_weight_and_keeps_the_gradient() -> None:
     made = run("cispo", LossSettings(cispo_epsilon_low=0.2, cispo_epsilon_high=0.1))
     close(made.loss_N, by_hand(lambda r, a: -clip(r, 0.8, 1.1) * a) * LOGP)
@@ -247,6 +253,7 @@ def test_gradients_agree_with_the_derivative_written_out(name: str) -> None:
         "up": lambda r, a: -a if a > 0 else surrogate(r, a, 0.8, 1.2),
         "tis": lambda r, a: -clip(r, 0, 1) * a,
         "cispo": lambda r, a: -clip(r, 0.9, 1.1) * a,
+        "sao": lambda r, a: -r * a if 0.7 <= r <= 6.0 else 0.0,
         "topr": lambda r, a: -clip(r, 0, 1) * a,
         "kimi15": lambda r, a: -a + 0.1 * log(r),
         "gspo": lambda r, a: surrogate(r, a, 1 - 3e-4, 1 + 4e-4),

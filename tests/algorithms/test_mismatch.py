@@ -12,6 +12,7 @@ from headway.algorithms.mismatch import (
     ImportanceWeightSettings,
     MismatchCorrection,
     RatioFilterSettings,
+    compute_mean_weight,
     filter_mask,
     importance_weight,
     make_mismatch_correction,
@@ -44,6 +45,22 @@ def where_of(place: World) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
 def test_the_weight_is_truncated_at_its_level(level: str, expected: list[float]) -> None:
     weight = importance_weight(*WHERE, ImportanceWeightSettings(level=level, upper_bound=1.2))  # type: ignore[arg-type]
     torch.testing.assert_close(weight, reals(*expected), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("level", "mean"),
+    [
+        ("token", (0.5 + 1.2 + 1.1 + 0.9) / 4),
+        ("sequence", (0.75 + 0.99) / 2),
+        ("geometric", (sqrt(0.75) + sqrt(0.99)) / 2),
+        ("segment", (0.5 + 1.2 + sqrt(0.99)) / 3),
+    ],
+)
+def test_the_mean_weight_is_that_of_actions_or_of_what_shares_a_weight(level: str, mean: float) -> None:
+    settings = ImportanceWeightSettings(level=level, upper_bound=1.2)  # type: ignore[arg-type]
+    assert compute_mean_weight(*WHERE, settings, whole(0, 1, 1, 2, 2), 3) == pytest.approx(mean, rel=1e-12)
+    nothing = (*WHERE[:2], bits("00000"), *WHERE[3:])
+    assert compute_mean_weight(*nothing, settings, whole(0, 1, 1, 2, 2), 3) == 1.0
 
 
 @pytest.mark.parametrize(

@@ -258,7 +258,10 @@ def test_the_normalisation_of_agentic_files_is_kept() -> None:
     derived = load_config({**given, "num_return_sequences_in_group": 4, "adv_estimator": "reinforce"}).derived
     assert (derived.norm_mean_type, derived.norm_std_type) == ("group", "group")
     assert load_config({"reward_normalization": {"method": "identity"}}).derived.norm_std_type == "none"
-    assert "one of identity, mean, mean_std" in only_problem({"reward_normalization": {"method": "asym_clip"}})
+    clipped = load_config({"reward_normalization": {"method": "asym_clip"}, "num_return_sequences_in_group": 4})
+    config, derived = clipped.config, clipped.derived
+    assert (config.normalized_reward_low, config.normalized_reward_high, derived.norm_std_type) == (-1.0, 3.0, "group")
+    assert "one of identity, mean, mean_std, asym" in only_problem({"reward_normalization": {"method": "median"}})
 
 
 def test_settings_of_a_judge_are_passed_to_the_reward() -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from headway.algorithms.advantages import make_advantage_settings
 from headway.cli import main
 from headway.config import ConfigErrors, ResolvedConfig, load_config
 from headway.trainers.local.settings import make_local_settings
@@ -136,6 +137,44 @@ def test_a_weight_counts_once_in_every_mode_of_the_correction(
         assert any("rollout_is: changes nothing with bypass_mode" in note for note in resolved.notes)
 
 
+@pytest.mark.parametrize(
+    ("words", "variant"), [([], "decoupled_ppo"), (["bypass_mode=true", "loss_type=reinforce"], "vanilla")]
+)
+def test_a_weight_that_is_divided_by_its_mean_stands_around_the_loss(words: list[str], variant: str) -> None:
+    words = ["rollout_is=token", "rollout_is_threshold=3", "rollout_is_batch_normalize=true", *words]
+    resolved = load_config(None, [*GRPO, *(f"{CORRECTION}.{word}" for word in words)])
+    config, weight = resolved.config, resolved.config.train_infer_correction.is_weight
+    assert (config.pg_variant, config.decoupled_weight_type == "none") == (variant, variant == "decoupled_ppo")
+    assert (weight.enabled, weight.weight_type, weight.upper_bound, weight.batch_normalize) == (
+        True,
+        "token",
+        3.0,
+        True,
+    )
+    assert not [note for note in resolved.notes if "twice" in note or "batch_normalize" in note]
+
+
+def test_loggers_choose_trackers_and_what_is_not_installed_has_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headway.config.verl_translation.find_spec", lambda name: None if name == "wandb" else name)
+    words = ["trainer.logger=['console','wandb','tensorboard','file','clearml']", "trainer.project_name=sums"]
+    resolved = load_config(None, [*GRPO, *words])
+    assert (resolved.config.track_with, resolved.config.track_project) == (("tensorboard", "jsonl"), "sums")
+    lines = [note for note in resolved.notes if "trainer.logger" in note]
+    assert ["wandb is not installed" in lines[0], "clearml changes nothing" in lines[1], len(lines)] == [True, True, 2]
+    console = load_config(None, [*GRPO, "trainer.logger=console"])
+    assert console.config.track_with == ("tensorboard",) and not [note for note in console.notes if "logger" in note]
+    assert load_config(None, [*GRPO, *words, "track_with=[jsonl]"]).config.track_with == ("jsonl",)
+
+
+def test_codapo_is_read_with_a_line_about_its_second_batch() -> None:
+    words = ["adv_estimator=codapo", "codapo_top_k=4", "codapo_weight_offset=0.2", "codapo_accuracy_key=right"]
+    resolved = load_config(None, [*GRPO, *(f"algorithm.{word}" for word in words)])
+    made = make_advantage_settings(resolved)
+    assert (made.adv_estimator, made.codapo_weight_offset, made.accuracy_key) == ("codapo", 0.2, "right")
+    assert made.norm_std_type == "group"
+    assert len([note for note in resolved.notes if "codapo_top_k" in note and "is not drawn" in note]) == 1
+
+
 def test_the_newer_trainer_says_how_far_rollout_runs_ahead() -> None:
     words = ["trainer.v1.trainer_mode=separate_async", "trainer.v1.separate_async.num_warmup_batches=2"]
     words += ["actor_rollout_ref.rollout.nnodes=1", "actor_rollout_ref.rollout.n_gpus_per_node=4"]
@@ -210,7 +249,6 @@ def test_a_share_of_warm_up_is_counted_in_the_steps_of_the_run() -> None:
         ("actor_rollout_ref.rollout.agent.default_agent_loop=my_agent", "env_type: module:Class"),
         ("actor_rollout_ref.rollout.multi_turn.tool_config_path=image_zoom_in_tool_config.yaml", "pictures"),
         ("algorithm.adv_estimator=gdpo", "gdpo_reward_keys"),
-        ("algorithm.adv_estimator=codapo", "not a known name"),
         ("actor_rollout_ref.rollout.multi_turn.function_tool_path=tools.py", "module:function"),
         ("trainer.v1.trainer_mode=streamed", "separate_async"),
         ("algorithm.kl_ctrl.type=adaptive", "target"),

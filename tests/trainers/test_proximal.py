@@ -13,6 +13,7 @@ from torch import Tensor
 
 from headway.algorithms.advantages import AdvantageSettings
 from headway.algorithms.losses import LossSettings
+from headway.algorithms.mismatch import ImportanceWeightSettings, MismatchCorrection
 from headway.algorithms.objective import PolicyObjective
 from headway.trainers.base import TrainerScorer
 from headway.trainers.local.local_learner import score_rows
@@ -93,3 +94,17 @@ def test_where_no_loss_asks_for_it_scores_that_came_too_late_are_not_read() -> N
     data = batch(0)
     first = replace(data, groups=(scored(data.groups[0], 0), *(scored(group, 1) for group in data.groups[1:])))
     same(gradients(data, objective=plain), gradients(first, objective=plain), rtol=0, atol=0)
+
+
+def test_weights_divided_by_their_mean_do_not_depend_on_micro_batches() -> None:
+    data, options = batch(0), {"proximal": True}
+    weight = ImportanceWeightSettings(upper_bound=1.1)
+    plain = replace(DECOUPLED, pg_variant="vanilla", mismatch=MismatchCorrection(weight=weight))
+    divided = replace(plain, mismatch=MismatchCorrection(weight=replace(weight, normalised=True)))
+    whole, cut = (gradients(data, objective=divided, micro_batch_tokens=size, **options) for size in (4096, 1))
+    same(whole, cut)
+    before = gradients(data, objective=plain, **options)
+    largest = max(whole, key=lambda name: float(whole[name].abs().max()))
+    mean = float((before[largest] * whole[largest]).sum() / whole[largest].square().sum())
+    assert 0.1 < mean < 1.1 and abs(mean - 1) > 1e-3
+    same(before, {name: mean * one for name, one in whole.items()})

@@ -62,3 +62,18 @@ def test_parts_of_rewards_are_found_by_name_and_a_missing_one_is_an_error() -> N
     assert found.part_PS[:, 0].tolist() == [2.0, 0.5]
     with pytest.raises(TrainerError, match="names 'format', its reward has default, default/right, default/short"):
         make_token_batch(data.groups, parts=("format",), **options)  # type: ignore[arg-type]
+
+
+def test_an_answer_is_right_where_its_part_is_one_and_without_it_where_its_reward_is() -> None:
+    options = {"trained": 0, "vocabulary": VOCABULARY, "dtype": torch.float64, "device": "cpu", "accuracy": "acc"}
+    for parts, right in (({"acc": 0.0}, False), ({"acc": 1.0}, True), ({"format": 0.0}, True)):
+        found = make_token_batch(with_parts(batch(0), **parts).groups, **options)  # type: ignore[arg-type]
+        assert found.correct_S is not None
+        assert set(found.correct_S.tolist()) == {right}
+
+
+def test_a_step_of_codapo_reads_the_probabilities_of_the_engine() -> None:
+    advantages = AdvantageSettings(adv_estimator="codapo", accuracy_key="acc")
+    trainer = LocalTrainer(exact, replace(OTB, advantages=advantages, gradient_norms=False), WeightStore())
+    metrics = asyncio.run(trainer.train(batch(0)))
+    assert trainer.version == 1 and metrics["grad_norm"] > 0

@@ -96,6 +96,8 @@ class BatchTotals:
     """Sequences of the global batch that have any trained action."""
     length_S: Tensor
     """Trained actions of each sequence, by its number. A rank needs those of its own sequences only."""
+    mean_weight: float = 1.0
+    """Mean of the mismatch weights of the whole batch, where they are divided by it."""
 
     @classmethod
     def of(cls, mask_N: Tensor, sequence_N: Tensor, sequences: int) -> BatchTotals:

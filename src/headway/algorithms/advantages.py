@@ -20,10 +20,12 @@ Legend: N packed actions, S samples, K steps (turns) of all samples.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from math import inf
 
 import torch
 from torch import Tensor
 
+from headway.algorithm_traits import ADVANTAGE_TRAITS
 from headway.algorithms.actions import require_input
 from headway.algorithms.kl import KlEstimator, estimate_kl
 from headway.algorithms.packed_sequences import RowLayout, count_by_sequence, mean_by_sequence, sum_by_sequence
@@ -31,9 +33,12 @@ from headway.algorithms.returns import (
     STD_EPSILON,
     TINY_WEIGHT,
     NormType,
+    TurnRewards,
     compute_gae,
     compute_group_statistics,
+    compute_question_values,
     compute_reward_to_go,
+    compute_step_returns,
     leave_one_out,
     normalise_rewards,
     whiten_over_actions,
@@ -42,20 +47,6 @@ from headway.config import ResolvedConfig
 from headway.errors import InvariantBroken
 from headway.registry import ADVANTAGE_ESTIMATORS
 from headway.user_code import raise_plugin_error
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class TurnRewards:
-    """The turns of agentic samples; those of one sample are in the order of time."""
-
-    step_N: Tensor
-    """The turn that each action belongs to."""
-    sample_K: Tensor
-    """The sample that each turn belongs to."""
-    reward_K: Tensor
-    """Reward of each turn. A score of the whole episode is added to the last turn."""
-    state_K: Tensor | None = None
-    """Number of the observation of each turn: equal within a group exactly where observations are. For `gigpo`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -86,6 +77,10 @@ class RewardBatch:
     """Number of the domain of each sample; None: all have the same."""
     part_PS: Tensor | None = None
     """The parts of each reward that `gdpo_parts` names, in their order. For `gdpo`."""
+    correct_S: Tensor | None = None
+    """Samples whose answers are right, for `codapo`."""
+    behaviour_N: Tensor | None = None
+    """ℓ_b, for `codapo`."""
     gradient_norm_N: Tensor | None = None
     """‖onehot − π‖² of each action under the weights at the start of the step, for `optimal_token_baseline`."""
 
@@ -105,6 +100,9 @@ class AdvantageSettings:
     reward_clip: float | None = None
     unbiased_std: bool = False
     gdpo_parts: Mapping[str, float] = field(default_factory=dict)
+    codapo_weight_offset: float = 0.1
+    accuracy_key: str | None = None
+    normalized_bounds: tuple[float, float] = (-inf, inf)
     whiten_advantages: bool = False
     whiten_by_domain: bool = False
     advantage_clip: float | None = None
@@ -150,7 +148,7 @@ class EstimatorInputs:
         found = normalise_rewards(
             x, keep, group, groups, mean_type=mean, std_type=std, domain_S=domain, unbiased=unbiased
         )
-        return self.clip(found)
+        return self.clip(torch.where(keep, found.clamp(*self.settings.normalized_bounds), found))
 
     def clip(self, x: Tensor) -> Tensor:
         """Clip `x` to ± `reward_clip`."""
@@ -182,6 +180,15 @@ def _discounted_rewards(inputs: EstimatorInputs, gamma: float) -> Tensor:
 def grpo(inputs: EstimatorInputs) -> Tensor:
     """Return the normalised reward of the sample on each of its actions."""
     return _discounted_rewards(inputs, 1.0)
+
+
+def codapo(inputs: EstimatorInputs) -> Tensor:
+    """Return the advantages of `grpo` times the value of their question, which is largest where half is right."""
+    b, right_S = inputs.batch, require_input(inputs.batch.correct_S, "correct_S", "codapo")
+    logp_N = require_input(b.behaviour_N, "behaviour_N", "codapo").double()
+    logp_S = mean_by_sequence(logp_N, inputs.mask_N, b.sequence_N, b.reward_S.shape[0])
+    value_G = compute_question_values(logp_S, right_S, inputs.keep_S, b.group_S, b.groups)
+    return grpo(inputs) * (value_G + inputs.settings.codapo_weight_offset)[b.group_S][b.sequence_N]
 
 
 def reinforce(inputs: EstimatorInputs) -> Tensor:
@@ -316,16 +323,9 @@ def _spread_over_steps(inputs: EstimatorInputs, steps: TurnRewards, score_K: Ten
     return rows.to_packed(compute_reward_to_go(inputs.token_rewards(score_K, rows), 1.0))
 
 
-def compute_step_returns(steps: TurnRewards, gamma: float) -> Tensor:
-    """Return the discounted return of each step within its sample, [K] in float64."""
-    samples = int(steps.sample_K.max()) + 1 if steps.sample_K.numel() else 0
-    rows = RowLayout.of(torch.ones_like(steps.sample_K, dtype=torch.bool), steps.sample_K, samples)
-    return rows.to_packed(compute_reward_to_go(rows.to_rows(steps.reward_K.double()), gamma))
-
-
 for _function in (
     *(grpo, reinforce, rloo, remax, opo, gpg, gae, step_reinforce, gigpo),
-    *(grpo_passk, gdpo, optimal_token_baseline),
+    *(grpo_passk, gdpo, codapo, optimal_token_baseline),
 ):
     ADVANTAGE_ESTIMATORS.register(_function.__name__, _function)
 # `reinforce_plus_plus` is `reinforce` whose norms the configuration sets to batch.
@@ -343,22 +343,14 @@ def estimate_advantages(batch: RewardBatch, settings: AdvantageSettings, *, kl_c
     estimate = Estimate(advantage_N=found) if isinstance(found, Tensor) else found
     advantage_N = torch.where(inputs.mask_N, estimate.advantage_N, torch.zeros_like(estimate.advantage_N))
     if settings.whiten_advantages:
-        advantage_N = _whiten(advantage_N, inputs)
+        domain_S = batch.domain_S if settings.whiten_by_domain else None
+        domain_N = None if domain_S is None else domain_S[batch.sequence_N]
+        advantage_N = whiten_over_actions(advantage_N, inputs.mask_N, domain_N)
     if settings.advantage_clip is not None:
         advantage_N = advantage_N.clamp(-settings.advantage_clip, settings.advantage_clip)
     dtype = torch.promote_types(batch.reward_S.dtype, torch.float32)
     return_N = None if estimate.return_N is None else estimate.return_N.to(dtype)
     return Advantages(advantage_N=advantage_N.to(dtype), mask_N=inputs.mask_N, return_N=return_N, kl=kl)
-
-
-def _whiten(advantage_N: Tensor, inputs: EstimatorInputs) -> Tensor:
-    """Whiten advantages over the batch, or over each of its domains."""
-    domain_S = inputs.batch.domain_S
-    if not inputs.settings.whiten_by_domain or domain_S is None:
-        return whiten_over_actions(advantage_N, inputs.mask_N)
-    domain_N = domain_S[inputs.batch.sequence_N]
-    masks = [inputs.mask_N & (domain_N == domain) for domain in torch.unique(domain_S)]
-    return torch.stack([whiten_over_actions(advantage_N, mask_N) for mask_N in masks]).sum(0)
 
 
 def _prepare_inputs(batch: RewardBatch, settings: AdvantageSettings, kl_coef: float) -> tuple[EstimatorInputs, float]:
@@ -381,6 +373,8 @@ def _prepare_inputs(batch: RewardBatch, settings: AdvantageSettings, kl_coef: fl
 def make_advantage_settings(resolved: ResolvedConfig) -> AdvantageSettings:
     """Read the settings from a configuration."""
     config, derived = resolved.config, resolved.derived
+    traits = ADVANTAGE_TRAITS.get(config.adv_estimator, key="adv_estimator")
+    low, high = config.normalized_reward_low, config.normalized_reward_high
     return AdvantageSettings(
         adv_estimator=config.adv_estimator,
         norm_mean_type=derived.norm_mean_type,
@@ -393,6 +387,9 @@ def make_advantage_settings(resolved: ResolvedConfig) -> AdvantageSettings:
         reward_clip=config.reward_clip,
         unbiased_std=config.unbiased_std,
         gdpo_parts=config.gdpo_parts,
+        codapo_weight_offset=config.codapo_weight_offset,
+        accuracy_key=config.codapo_accuracy_key if traits.reads_accuracy else None,
+        normalized_bounds=(-inf if low is None else low, inf if high is None else high),
         whiten_advantages=config.whiten_advantages,
         whiten_by_domain=config.whiten_by_domain,
         advantage_clip=config.advantage_clip,

@@ -60,6 +60,9 @@ class LossSettings:
     cispo_epsilon_high: float = 0.1
     cispo_unified_mask: bool = False
     """`cispo`: drop the actions that PPO would have clipped."""
+    sao_epsilon_low: float = 0.3
+    """`sao`: actions whose ratio is outside [1 − epsilon_low, 1 + epsilon_high] are left out."""
+    sao_epsilon_high: float = 5.0
     topr_positive_weight: float = 1.0
     """`topr`: weight of samples with a positive reward."""
     topr_negative_weight: float = 1.0
@@ -171,6 +174,14 @@ def cispo(actions: Actions, settings: LossSettings) -> ActionLoss:
     if settings.cispo_unified_mask:
         weight_N = weight_N.masked_fill(_is_clipped(ratio_N, actions.advantage_N, low, high), 0.0)
     return ActionLoss(loss_N=-weight_N * actions.advantage_N * actions.logp_N, clipped_N=weight_N != ratio_N)
+
+
+def sao(actions: Actions, settings: LossSettings) -> ActionLoss:
+    """Return −r·A·ℓ where r is inside [1 − e_low, 1 + e_high], and nothing elsewhere; the weight is a constant."""
+    ratio_N = importance_ratio(actions.logp_N, actions.behaviour_N).detach()
+    outside_N = (ratio_N < 1 - settings.sao_epsilon_low) | (ratio_N > 1 + settings.sao_epsilon_high)
+    weight_N = ratio_N.masked_fill(outside_N, 0.0)
+    return ActionLoss(loss_N=-weight_N * actions.advantage_N * actions.logp_N, clipped_N=outside_N)
 
 
 def topr(actions: Actions, settings: LossSettings) -> ActionLoss:
@@ -308,6 +319,6 @@ def _mark_largest(x_N: Tensor, inside_N: Tensor, mask_N: Tensor, share: float) -
 
 for _function in (
     *(ppo, decoupled_ppo, vanilla, tis, cispo, topr, kimi15, gspo, gmpo, sapo, dppo_tv, dppo_kl),
-    *(up, clip_cov, kl_cov, cppo),
+    *(up, clip_cov, kl_cov, cppo, sao),
 ):
     POLICY_LOSSES.register(_function.__name__, _function)

@@ -19,6 +19,7 @@ from torch import Tensor
 from headway.algorithms.packed_sequences import (
     RatioLevel,
     clamp_log_ratio,
+    count_by_sequence,
     importance_ratio_at,
     mean_by_sequence,
     sum_by_sequence,
@@ -26,6 +27,8 @@ from headway.algorithms.packed_sequences import (
 from headway.config import TrainInferCorrectionConfig
 from headway.errors import InvariantBroken
 
+_TINY_MEAN = 1e-8
+"""Mean below which weights are left as they are."""
 FilterLevel = RatioLevel | Literal["largest"]
 """Levels of ratios, and sequences with the largest value of their actions."""
 MismatchLevel = RatioLevel | Literal["segment"]
@@ -38,6 +41,8 @@ class ImportanceWeightSettings:
 
     level: MismatchLevel = "token"
     upper_bound: float = 1.2
+    normalised: bool = False
+    """Whether weights are divided by their mean over the batch (`BatchTotals.mean_weight`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +83,9 @@ def make_mismatch_correction(config: TrainInferCorrectionConfig) -> MismatchCorr
     """Read `train_infer_correction`; what is not enabled is left out."""
     weight = config.is_weight
     return MismatchCorrection(
-        weight=ImportanceWeightSettings(level=weight.weight_type, upper_bound=weight.upper_bound)
+        weight=ImportanceWeightSettings(
+            level=weight.weight_type, upper_bound=weight.upper_bound, normalised=weight.batch_normalize
+        )
         if weight.enabled
         else None,
         filters=tuple(
@@ -111,6 +118,31 @@ def importance_weight(
     level: RatioLevel = "geometric" if params.level == "segment" else params.level
     ratio_N = importance_ratio_at(level, proximal_N, behaviour_N, mask_N, part_N, parts)
     return ratio_N.detach().clamp(max=params.upper_bound)
+
+
+def compute_mean_weight(
+    proximal_N: Tensor,
+    behaviour_N: Tensor,
+    mask_N: Tensor,
+    sequence_N: Tensor,
+    sequences: int,
+    params: ImportanceWeightSettings,
+    turn_N: Tensor | None = None,
+    turns: int = 0,
+) -> float:
+    """Return the mean weight of all trained actions of a batch, or of its sequences or turns where these have weights.
+
+    Call it with the whole batch. The mean of a batch without trained actions, or of weights that vanish, is 1.
+    """
+    given = (proximal_N, behaviour_N, mask_N, sequence_N, sequences, params, turn_N, turns)
+    weight_N = importance_weight(*given).double()
+    if params.level == "token":
+        found = weight_N[mask_N]
+    else:
+        part_N, parts = _choose_parts(params.level, sequence_N, sequences, turn_N, turns)
+        found = mean_by_sequence(weight_N, mask_N, part_N, parts)[count_by_sequence(mask_N, part_N, parts) > 0]
+    mean = float(found.mean()) if found.numel() else 1.0
+    return mean if mean > _TINY_MEAN else 1.0
 
 
 def filter_mask(

@@ -154,7 +154,7 @@ class PolicyObjective:
             self.mode, x.sequence_N, totals, norm_length=self.norm_length, dtype=x.logp_N.dtype
         )
         policy = compute_action_loss(self.pg_variant, x, self.settings)
-        correction_N, kept_N = self._correct_mismatch(x)
+        correction_N, kept_N = self._correct_mismatch(x, totals.mean_weight)
         pg_loss = sum_weighted(policy.loss_N * correction_N, kept_N, weight_N)
         kl_loss = self._kl(x, weight_N)
         entropy = self._entropy(x, weight_N)
@@ -178,7 +178,7 @@ class PolicyObjective:
         plain = self.kl_coef is None and not self.entropy_coef
         return plain and LOSS_TRAITS.get(self.pg_variant, key="pg_variant").skips_zero_advantages
 
-    def _correct_mismatch(self, x: Actions) -> tuple[Tensor, Tensor]:
+    def _correct_mismatch(self, x: Actions, mean_weight: float) -> tuple[Tensor, Tensor]:
         """Return the weight and the mask of the mismatch correction."""
         ones_N = torch.ones_like(x.behaviour_N)
         if not self.mismatch.active:
@@ -186,7 +186,7 @@ class PolicyObjective:
         proximal_N = require_input(x.proximal_N, "proximal_N", "train_infer_correction")
         inputs = (proximal_N, x.behaviour_N, x.mask_N, x.sequence_N, x.sequences)
         turns, weight = (x.turn_N, x.turns), self.mismatch.weight
-        weight_N = ones_N if weight is None else importance_weight(*inputs, weight, *turns)
+        weight_N = ones_N if weight is None else importance_weight(*inputs, weight, *turns) / mean_weight
         return weight_N, filter_mask(*inputs, self.mismatch.filters, *turns)
 
     def _kl(self, x: Actions, weight_N: Tensor) -> Tensor:
@@ -229,6 +229,8 @@ def make_objective(resolved: ResolvedConfig) -> PolicyObjective:
         cispo_epsilon_low=config.cispo_epsilon_low,
         cispo_epsilon_high=config.cispo_epsilon_high,
         cispo_unified_mask=config.cispo_use_unified_mask,
+        sao_epsilon_low=config.sao_epsilon_low,
+        sao_epsilon_high=config.sao_epsilon_high,
         topr_positive_weight=config.topr_positive_weight,
         topr_negative_weight=config.topr_negative_weight,
         kimi15_tau=config.kimi15_tau,

@@ -19,7 +19,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from headway.algorithms.packed_sequences import sum_by_sequence
+from headway.algorithms.packed_sequences import RowLayout, sum_by_sequence
 
 NormType = Literal["group", "batch", "domain", "none"]
 
@@ -29,6 +29,20 @@ TINY_WEIGHT = 1e-8
 """Added to the sum of the weights of a baseline."""
 WHITEN_EPSILON = 1e-8
 """Added to the variance of advantages."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TurnRewards:
+    """The turns of agentic samples; those of one sample are in the order of time."""
+
+    step_N: Tensor
+    """The turn that each action belongs to."""
+    sample_K: Tensor
+    """The sample that each turn belongs to."""
+    reward_K: Tensor
+    """Reward of each turn. A score of the whole episode is added to the last turn."""
+    state_K: Tensor | None = None
+    """Number of the observation of each turn: equal within a group exactly where observations are. For `gigpo`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -99,8 +113,20 @@ def leave_one_out(x_S: Tensor, keep_S: Tensor, group_S: Tensor, groups: int) -> 
     return torch.where(keep_S & (count_S > 1), scaled_S, torch.zeros_like(scaled_S))
 
 
-def whiten_over_actions(advantage_N: Tensor, mask_N: Tensor, epsilon: float = WHITEN_EPSILON) -> Tensor:
-    """Return (A − mean)/√(var + ε) over the masked actions of the whole batch; 0 elsewhere."""
+def compute_question_values(logp_S: Tensor, right_S: Tensor, keep_S: Tensor, group_S: Tensor, groups: int) -> Tensor:
+    """Return c·(1 − 4(d − ½)²) of each group: c = exp(mean of `logp_S`), and d is the share of wrong answers."""
+    confidence_G = compute_group_statistics(logp_S, keep_S, group_S, groups).mean_G.exp()
+    wrong_G = 1 - compute_group_statistics(right_S, keep_S, group_S, groups).mean_G
+    return confidence_G * (1 - 4 * (wrong_G - 0.5).square())
+
+
+def whiten_over_actions(
+    advantage_N: Tensor, mask_N: Tensor, domain_N: Tensor | None = None, epsilon: float = WHITEN_EPSILON
+) -> Tensor:
+    """Return (A − mean)/√(var + ε) over the masked actions of the batch, or of each of its domains; 0 elsewhere."""
+    if domain_N is not None:
+        masks = [mask_N & (domain_N == domain) for domain in torch.unique(domain_N)]
+        return sum((whiten_over_actions(advantage_N, one_N) for one_N in masks), torch.zeros_like(advantage_N))
     masked = advantage_N[mask_N].double()
     white_N = torch.zeros_like(advantage_N)
     if masked.numel():
@@ -117,6 +143,13 @@ def compute_reward_to_go(reward_ST: Tensor, gamma: float) -> Tensor:
     for t in range(reward_ST.shape[1] - 2, -1, -1):
         return_ST[:, t] += gamma * return_ST[:, t + 1]
     return return_ST
+
+
+def compute_step_returns(steps: TurnRewards, gamma: float) -> Tensor:
+    """Return the discounted return of each step within its sample, [K] in float64."""
+    samples = int(steps.sample_K.max()) + 1 if steps.sample_K.numel() else 0
+    rows = RowLayout.of(torch.ones_like(steps.sample_K, dtype=torch.bool), steps.sample_K, samples)
+    return rows.to_packed(compute_reward_to_go(rows.to_rows(steps.reward_K.double()), gamma))
 
 
 def compute_gae(reward_ST: Tensor, value_ST: Tensor, *, gamma: float, lambd: float) -> Tensor:

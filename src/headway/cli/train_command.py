@@ -184,7 +184,9 @@ async def train_with_display(
             _print_link(stack.enter_context(DashboardLink(directory.path)), directory.path, console)
         changed = prepared.resolved.changed()
         trackers: list[GuardedSink] = []
-        trackers += make_trackers(config.track_with, directory.path, project=config.exp_name, config=changed)
+        trackers += make_trackers(
+            config.track_with, directory.path, project=config.track_project or config.exp_name, config=changed
+        )
         trackers += make_exports(
             prometheus_port=config.prometheus_port,
             opentelemetry_endpoint=config.opentelemetry_endpoint,

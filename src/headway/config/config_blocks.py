@@ -123,6 +123,8 @@ class ImportanceWeightConfig:
     """Per action, per turn (geometric mean), per sample (product), or per sample (geometric mean)."""
     upper_bound: Positive = 1.2
     """Where the weight is cut off."""
+    batch_normalize: bool = False
+    """Divide the weights by their mean over the batch: of actions, or of turns or samples where these have weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

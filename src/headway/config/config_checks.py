@@ -220,6 +220,9 @@ def _check_algorithm(draft: ConfigDraft) -> None:
         draft.refuse("tis_lower_bound", f"{config.tis_lower_bound:g} > tis_upper_bound {config.tis_upper_bound:g}")
     if config.clip_cov_low >= config.clip_cov_high:
         draft.refuse("clip_cov_low", f"{config.clip_cov_low:g} ≥ clip_cov_high {config.clip_cov_high:g}")
+    low, high = config.normalized_reward_low, config.normalized_reward_high
+    if low is not None and high is not None and low >= high:
+        draft.refuse("normalized_reward_low", f"{low:g} ≥ normalized_reward_high {high:g}")
     for index, ratio in enumerate(config.train_infer_correction.filters):
         if ratio.measure == "ratio" and ratio.ratio_low > ratio.ratio_high:
             key = f"train_infer_correction.filters[{index}].ratio_low"
@@ -352,7 +355,8 @@ def _check_transfer(draft: ConfigDraft, derived: DerivedConfig) -> None:
 def add_cautions(draft: ConfigDraft, derived: DerivedConfig) -> None:
     """Add notes on what runs, but perhaps not as the user expects. Each subject is one line."""
     _note_truncated_sampling(draft, derived)
-    if draft.config.pg_variant == "decoupled_ppo" and draft.config.train_infer_correction.is_weight.enabled:
+    weighted = draft.config.pg_variant == "decoupled_ppo" and draft.config.decoupled_weight_type != "none"
+    if weighted and draft.config.train_infer_correction.is_weight.enabled:
         draft.notes.append(
             "train_infer_correction.is_weight: decoupled_ppo has the weight exp(ℓ_p − ℓ_b) already, and is weighted by "
             "it twice; leave one of them out"

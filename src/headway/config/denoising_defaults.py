@@ -99,7 +99,8 @@ def check_denoising(draft: ConfigDraft) -> None:
     if config.add_token_level_kl:
         draft.refuse("add_token_level_kl", "an image's reward has no parts to subtract it from", "use_kl_loss")
     estimator = ADVANTAGE_TRAITS.get(config.adv_estimator)
-    if estimator.needs_critic or estimator.reads_turns or estimator.needs_greedy_member:
+    reads_language = estimator.reads_turns or estimator.reads_accuracy or estimator.needs_gradient_norms
+    if estimator.needs_critic or reads_language or estimator.needs_greedy_member:
         draft.refuse("adv_estimator", "is for language", "grpo")
     if config.mask_truncated_samples:
         draft.refuse("mask_truncated_samples", "an image always has all of its steps", "false")

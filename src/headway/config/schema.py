@@ -80,6 +80,8 @@ class Config:
     """Number of newest checkpoints that are kept; older ones are removed when the next is complete. 0: all."""
     track_with: tuple[Literal["tensorboard", "wandb", "trackio", "mlflow", "swanlab", "jsonl"], ...] = ("tensorboard",)
     """Trackers that get the metrics of the run. An empty list: none."""
+    track_project: str | None = None
+    """Project of the run at trackers that have projects. null: `exp_name`."""
     prometheus_port: Port | None = None
     """Port of this machine's loopback interface where Prometheus finds the newest metrics. null: none."""
     opentelemetry_endpoint: str | None = None
@@ -223,6 +225,10 @@ class Config:
     """cispo: clip of the weight above 1."""
     cispo_use_unified_mask: bool = False
     """cispo: drop actions that PPO would have clipped."""
+    sao_epsilon_low: Real = 0.3
+    """sao: actions whose ratio is below 1 by more than this are left out."""
+    sao_epsilon_high: Real = 5.0
+    """sao: actions whose ratio is above 1 by more than this are left out."""
     topr_positive_weight: Real = 1.0
     """topr: weight of samples with a positive reward."""
     topr_negative_weight: Real = 1.0
@@ -319,6 +325,14 @@ class Config:
     """Divide the squares of that standard deviation by n − 1 instead of n."""
     gdpo_parts: Mapping[str, Real] = field(default_factory=dict)
     """gdpo: parts of the reward, by name, with their weights. Empty: the reward is one part."""
+    codapo_weight_offset: Real = 0.1
+    """codapo: added to the value of a question, by which its advantages are multiplied."""
+    codapo_accuracy_key: str = "acc"
+    """codapo: part of the reward that is 1 for a right answer; the whole reward where it has no such part."""
+    normalized_reward_low: Signed | None = None
+    """Normalised rewards are not below this. null: any."""
+    normalized_reward_high: Signed | None = None
+    """Normalised rewards are not above this. null: any."""
     reward_clip: Positive | None = None
     """Rewards are clipped to ± this. null: off."""
     whiten_advantages: bool = False

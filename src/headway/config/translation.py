@@ -37,6 +37,8 @@ _AHEAD = "trainer.generate_ahead_steps"
 _MINI_BATCH = "actor_rollout_ref.actor.ppo_mini_batch_size"
 _REWARD_FILE, _REWARD_NAME = "custom_reward_function.path", "custom_reward_function.name"
 _KL_TYPE, _KL_TARGET = "algorithm.kl_ctrl.type", "algorithm.kl_ctrl.target_kl"
+_ASYMMETRIC_CLIP = {"normalized_reward_low": -1.0, "normalized_reward_high": 3.0}
+"""Bounds that ROLL's `asym_clip` sets."""
 _GROUPING, _METHOD = "reward_normalization.grouping", "reward_normalization.method"
 _JOINT_KEYS = frozenset(
     {*_STRATEGY_KEYS, _MODE, _PIPELINE, _AHEAD, _MINI_BATCH}
@@ -257,15 +259,18 @@ def _translate_normalization(given: dict[str, ConfigEntry], problems: list[Confi
         return []
     grouping = given.get(_GROUPING, ConfigEntry("state", method.origin))
     over = {"traj_group_id": "group", "state": "group", "batch": "batch", "tags": "domain"}.get(str(grouping.value))
-    parts = {"identity": (0, 0), "mean": (1, 0), "mean_std": (1, 1)}.get(str(method.value))
+    known = {"identity": (0, 0), "mean": (1, 0), "mean_std": (1, 1), "asym_clip": (1, 1)}
+    parts = known.get(str(method.value))
     if over is None:
         problems.append(_make_problem(_GROUPING, grouping, "one of traj_group_id, state, tags, batch"))
     if parts is None:
-        problems.append(_make_problem(_METHOD, method, "one of identity, mean, mean_std"))
+        problems.append(_make_problem(_METHOD, method, f"one of {', '.join(known)}"))
     if over is None or parts is None:
         return []
     pairs = zip(("norm_mean_type", "norm_std_type"), parts, strict=True)
-    return [_Claim(key, over if part else "none", _METHOD, method.origin, implied=True) for key, part in pairs]
+    found = [_Claim(key, over if part else "none", _METHOD, method.origin, implied=True) for key, part in pairs]
+    bounds = _ASYMMETRIC_CLIP if method.value == "asym_clip" else {}
+    return found + [_Claim(key, bound, _METHOD, method.origin, implied=True) for key, bound in bounds.items()]
 
 
 def _make_problem(key: str, entry: ConfigEntry, expected: str) -> ConfigError:

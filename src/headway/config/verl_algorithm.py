@@ -29,6 +29,9 @@ def translate_verl_algorithm(given: ForeignEntries) -> None:
     name = given.get(_ESTIMATOR) or ("gae" if whole else None)
     if name == "gdpo":
         _translate_parts(given)
+    if given.take("algorithm.codapo_top_k") is not None or name == "codapo":
+        note = "questions are weighted by their values; the second batch, of the best of them alone, is not drawn"
+        given.notes.append(f"algorithm.codapo_top_k: changes nothing here; {note}")
     if name in _OF_GROUPS and whole and (given.get(_MEMBERS) or 1) == 1:
         given.take(_ESTIMATOR)
         given.give("adv_estimator", "grpo", f"{_ESTIMATOR}: {name}, of groups of one")

@@ -4,6 +4,7 @@ Devices of trainer and rollout, asynchrony, how long prompts are treated, the wa
 mismatch between engine and trainer. A value that follows from such keys gives way to one of our own keys.
 """
 
+from importlib.util import find_spec
 from typing import Any
 
 from headway.config.dialect_recognition import is_vision_model
@@ -19,6 +20,8 @@ _ROLLOUT, _ACTOR, _MODEL = "actor_rollout_ref.rollout", "actor_rollout_ref.actor
 _MINI_BATCH, _STEPS = f"{_ACTOR}.ppo_mini_batch_size", "trainer.total_training_steps"
 _FUNCTION = "custom_reward_function.path"
 _NODE = 8
+_TRACKERS = {name: name for name in ("tensorboard", "wandb", "trackio", "mlflow", "swanlab")} | {"file": "jsonl"}
+"""Loggers of verl and our trackers."""
 _LORA_ALPHA = 16
 _OLD_CAP, _OLD_LEVELS = "algorithm.rollout_is_threshold", {name: name for name in ("token", "sequence", "geometric")}
 _MEGATRON_LAYERS = {
@@ -92,6 +95,7 @@ def translate_verl(
     translate_verl_tools(given, launch)
     _note_clip(given)
     _translate_epochs(given)
+    _translate_trackers(given)
     for role, key in (("actor_train", _ACTOR), ("critic", "critic")):
         _translate_warmup(given, role, key)
         _translate_optimizer(given, role, key)
@@ -201,12 +205,14 @@ def _translate_correction(given: ForeignEntries) -> None:
     masks, bounds = given.take(f"{base}.rollout_rs"), given.take(f"{base}.rollout_rs_threshold")
     lower = given.take(f"{base}.rollout_rs_threshold_lower")
     bypass = given.take(f"{base}.bypass_mode") is True or given.get(loss) == "bypass_mode"
-    kind = given.take(f"{base}.loss_type")
+    kind, normalize = given.take(f"{base}.loss_type"), given.take(f"{base}.rollout_is_batch_normalize")
     given.take("async_training.compute_prox_log_prob")
     if given.take("algorithm.rollout_is") is True:  # names of 2025
         weight, cap = given.take("algorithm.rollout_is_level") or "token", given.take_number(_OLD_CAP, cap, 0)
     if (old := given.take_number(f"{_ACTOR}.tis_imp_ratio_cap", -1, -1)) > 0:
         weight, cap = "token", old
+    if normalize and not weight:
+        given.notes.append(f"{base}.rollout_is_batch_normalize: changes nothing without rollout_is, as in verl")
     if has_cap and not weight:
         given.notes.append(f"{base}.rollout_is_threshold: changes nothing without rollout_is, as in verl")
     if weight not in (None, "token", "sequence", "geometric"):
@@ -218,17 +224,32 @@ def _translate_correction(given: ForeignEntries) -> None:
             note = f"changes nothing with {given.get(loss)}, whose ratio is to the engine's log-probabilities already"
             given.notes.append(f"{base}.rollout_is: {note}")
     elif bypass:
-        _translate_bypass(given, weight, cap, is_reinforce=kind == "reinforce")
+        _translate_bypass(given, weight, cap, normalize, is_reinforce=kind == "reinforce")
     elif weight:
         given.take(loss)
         given.give("pg_variant", "decoupled_ppo", f"{base}.rollout_is")
-        given.give("decoupled_weight_type", weight, f"{base}.rollout_is")
-        given.give("decoupled_weight_cap", cap, f"{base}.rollout_is_threshold")
+        given.give("decoupled_weight_type", "none" if normalize else weight, f"{base}.rollout_is")
+        if normalize:
+            _give_weight(given, weight, cap, normalize)
+        else:
+            given.give("decoupled_weight_cap", cap, f"{base}.rollout_is_threshold")
     if masks:
         _translate_masks(given, base, str(masks).strip("'\""), str(bounds).strip("'\""), lower)
 
 
-def _translate_bypass(given: ForeignEntries, weight: str | None, cap: float, *, is_reinforce: bool) -> None:
+def _give_weight(given: ForeignEntries, weight: str, cap: float, normalize: Any) -> None:
+    """Put a weight around the loss; `normalize` divides it by its mean over the batch."""
+    base, ours = "algorithm.rollout_correction", "train_infer_correction.is_weight"
+    given.give(f"{ours}.enabled", True, f"{base}.rollout_is")
+    given.give(f"{ours}.weight_type", weight, f"{base}.rollout_is")
+    given.give(f"{ours}.upper_bound", cap, f"{base}.rollout_is_threshold")
+    if normalize:
+        given.give(f"{ours}.batch_normalize", normalize, f"{base}.rollout_is_batch_normalize")
+
+
+def _translate_bypass(
+    given: ForeignEntries, weight: str | None, cap: float, normalize: Any, *, is_reinforce: bool
+) -> None:
     """Translate losses whose ratio is to the engine's log-probabilities: PPO's own, or a weighted REINFORCE."""
     base = "algorithm.rollout_correction"
     given.take(f"{_ACTOR}.policy_loss.loss_mode")
@@ -236,14 +257,12 @@ def _translate_bypass(given: ForeignEntries, weight: str | None, cap: float, *, 
         if weight:
             given.notes.append(f"{base}.rollout_is: changes nothing with bypass_mode, whose loss clips that ratio")
         return
-    given.give("pg_variant", "tis" if weight == "token" else "vanilla", f"{base}.loss_type: reinforce")
-    if weight == "token":
+    is_plain = weight == "token" and not normalize
+    given.give("pg_variant", "tis" if is_plain else "vanilla", f"{base}.loss_type: reinforce")
+    if is_plain:
         given.give("tis_upper_bound", cap, f"{base}.rollout_is_threshold")
     elif weight:
-        source = f"{base}.rollout_is"
-        given.give("train_infer_correction.is_weight.enabled", True, source)
-        given.give("train_infer_correction.is_weight.weight_type", weight, source)
-        given.give("train_infer_correction.is_weight.upper_bound", cap, f"{base}.rollout_is_threshold")
+        _give_weight(given, weight, cap, normalize)
 
 
 def _translate_masks(given: ForeignEntries, base: str, masks: str, bounds: str, lower: Any) -> None:
@@ -325,6 +344,23 @@ def _translate_epochs(given: ForeignEntries) -> None:
     if given.get("trainer.val_before_train") is True and given.get("trainer.test_freq") in (None, -1, 0):
         note = "changes nothing without trainer.test_freq; `headway eval` validates"
         given.notes.append(f"trainer.val_before_train: {note}")
+
+
+def _translate_trackers(given: ForeignEntries) -> None:
+    """Translate loggers into trackers; those that are not installed are named, and the console always shows a run."""
+    key, given_names = "trainer.logger", given.take("trainer.logger")
+    names = list(map(str, given_names if isinstance(given_names, list) else [given_names or "console"]))
+    known = [_TRACKERS[name] for name in names if name in _TRACKERS]
+    chosen = [name for name in known if name == "jsonl" or find_spec(name) is not None]
+    if chosen:
+        given.give("track_with", chosen, key)
+    where = "metrics go to the run directory, and `headway report` shows them"
+    if missing := [name for name in known if name not in chosen]:
+        given.notes.append(f"{key}: {', '.join(missing)} is not installed for this interpreter; {where}")
+    if unknown := [name for name in names if name not in _TRACKERS and name != "console"]:
+        given.notes.append(f"{key}: {', '.join(unknown)[:200]} changes nothing here; {where}")
+    if (project := given.take("trainer.project_name")) is not None:
+        given.give("track_project", project, "trainer.project_name")
 
 
 def _translate_optimizer(given: ForeignEntries, role: str, key: str) -> None:

@@ -1,6 +1,6 @@
 """Trackers give the numbers of a run to files and services that draw them while it goes on.
 
-    trackers = make_trackers(config.track_with, run_dir, project=config.exp_name, config=changed)
+    trackers = make_trackers(config.track_with, run_dir, project="sums", config=changed)
     for tracker in trackers:
         log.attach(tracker)
     ...

@@ -135,6 +135,7 @@ class LocalLearner(StepLearner):
             device=settings.device,
             selection=settings.selection,
             parts=() if settings.advantages is None else tuple(settings.advantages.gdpo_parts),
+            accuracy=None if settings.advantages is None else settings.advantages.accuracy_key,
         )
         if not tokens.rows:
             raise TrainerError(f"step {batch.trained + 1}: a batch without a single action")
@@ -152,6 +153,8 @@ class LocalLearner(StepLearner):
             greedy_S=tokens.greedy_S,
             domain_S=tokens.domain_S,
             part_PS=tokens.part_PS,
+            correct_S=tokens.correct_S,
+            behaviour_N=tokens.behaviour_N,
             gradient_norm_N=self._compute_gradient_norms(tokens.rows, gate) if settings.gradient_norms else None,
         )
         if tokens.weight_S is not None:  # every policy loss is proportional to the advantage

@@ -7,7 +7,7 @@ Legend: N actions of the batch, S samples.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from headway.algorithms.actions import Actions, BatchTotals, make_action_weights, require_input, sum_weighted
 from headway.algorithms.advantages import Advantages, AdvantageSettings, RewardBatch, estimate_advantages
+from headway.algorithms.mismatch import compute_mean_weight
 from headway.algorithms.objective import PolicyMetricSums
 from headway.algorithms.returns import compute_value_loss
 from headway.errors import TrainerError
@@ -124,7 +125,8 @@ def update_policy(
     gate: CommitGate,
 ) -> UpdateReport:
     """Do all optimizer steps of one batch, or none."""
-    update = _Update(state, batch, advantages, settings, gate, version >= settings.critic_warmup)
+    mean_weight = _compute_mean_weight(batch, advantages.mask_N, settings)
+    update = _Update(state, batch, advantages, settings, gate, mean_weight, version >= settings.critic_warmup)
     mini_batches = list(iterate_mini_batches(batch.rows, settings))
     optimizers = state.optimizers if update.trains_policy else state.optimizers[1:]
     if optimizers:
@@ -144,6 +146,8 @@ class _Update:
     _advantages: Advantages
     _settings: LocalSettings
     _gate: CommitGate
+    _mean_weight: float = 1.0
+    """What the weights of the mismatch correction are divided by."""
     trains_policy: bool = True
     """Whether the critic has had its steps alone."""
     report: UpdateReport = field(default_factory=UpdateReport)
@@ -151,7 +155,7 @@ class _Update:
     def accumulate_gradients(self, rows: Sequence[TokenRow]) -> None:
         """Add up the gradients of one mini-batch."""
         batch, mask_N, advantage_N = self._batch, self._advantages.mask_N, self._advantages.advantage_N
-        totals = _count_totals(rows, batch, mask_N)
+        totals = replace(_count_totals(rows, batch, mask_N), mean_weight=self._mean_weight)
         unmasked = _select_rows(rows, mask_N)
         skips = self._settings.objective.skips_zero_advantages
         trained = _select_rows(rows, mask_N & (advantage_N != 0)) if skips else unmasked
@@ -226,6 +230,16 @@ def _count_totals(rows: Sequence[TokenRow], batch: TokenBatch, mask_N: Tensor) -
     inside_N = torch.zeros_like(mask_N)
     inside_N[rows[0].first : rows[-1].first + len(rows[-1].actions)] = True
     return BatchTotals.of(mask_N & inside_N, batch.loss_sequence, batch.loss_sequences)
+
+
+def _compute_mean_weight(batch: TokenBatch, mask_N: Tensor, settings: LocalSettings) -> float:
+    """Return the mean weight of the whole batch where weights are divided by it, else 1; every rank has all of it."""
+    weight = settings.objective.mismatch.weight
+    if weight is None or not weight.normalised:
+        return 1.0
+    proximal_N = require_input(batch.proximal_N, "proximal_N", "train_infer_correction")
+    inputs = (proximal_N, batch.behaviour_N, mask_N, batch.loss_sequence, batch.loss_sequences)
+    return compute_mean_weight(*inputs, weight, batch.steps.step_N, batch.steps.sample_K.numel())
 
 
 def _select_rows(rows: Sequence[TokenRow], mask_N: Tensor) -> list[TokenRow]:

@@ -23,11 +23,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headway.algorithm_traits import is_greedy_member
-from headway.algorithms.advantages import TurnRewards
+from headway.algorithms.returns import TurnRewards
 from headway.algorithms.sample_weights import TRAIN_EVERYTHING, SampleSelection
 from headway.errors import TrainerError
 from headway.models.expert_routing import unpack_routing
 from headway.types import RepeatedValue, Sample, SampleGroup
+
+_NEARLY_ONE = 1e-6
+"""How far the number that says that an answer is right may be from 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +103,8 @@ class TokenBatch(ScoredBatch):
     """Number of the domain of each sample."""
     part_PS: Tensor | None = None
     """Parts of each reward that the estimator reads; None if it reads none."""
+    correct_S: Tensor | None = None
+    """Samples whose answers are right; None if the estimator does not ask."""
     weight_S: Tensor | None = None
     """How much each sample counts in the policy loss; None if all count the same."""
     by_turn: bool = False
@@ -192,8 +197,12 @@ def make_token_batch(
     device: str,
     selection: SampleSelection = TRAIN_EVERYTHING,
     parts: Sequence[str] = (),
+    accuracy: str | None = None,
 ) -> TokenBatch:
-    """Return everything that training on `groups` reads."""
+    """Return everything that training on `groups` reads.
+
+    `parts` are those of rewards that the estimator reads, and `accuracy` the one that is 1 where an answer is right.
+    """
     rows = make_token_rows(groups, vocabulary)
     samples = [sample for group in groups for sample in group.samples if sample.actions]
 
@@ -231,6 +240,7 @@ def make_token_batch(
         mask_N=trained_S[sequence_N].to(device),
         by_turn=selection.by_turn,
         part_PS=torch.tensor(_read_parts(samples, parts), dtype=dtype, device=device) if parts else None,
+        correct_S=None if accuracy is None else torch.tensor(_read_accuracy(samples, accuracy), device=device),
         weight_S=None if weights is None else torch.tensor(weights, dtype=dtype, device=device),
     )
 
@@ -241,14 +251,24 @@ def _read_parts(samples: Sequence[Sample], names: Sequence[str]) -> list[list[fl
     for name in names:
         row = []
         for sample in samples:
-            parts = {} if sample.score is None else sample.score.parts
-            found = [value for key, value in parts.items() if key == name or key.endswith(f"/{name}")]
+            found = _find_part(sample, name)
             if len(found) != 1:
-                known = ", ".join(sorted(parts)) or "nothing"
+                known = ", ".join(sorted(sample.score.parts if sample.score else ())) or "nothing"
                 raise TrainerError(f"sample {sample.sample_id}: gdpo_parts names {name!r}, its reward has {known}")
             row += found
         rows.append(row)
     return rows
+
+
+def _read_accuracy(samples: Sequence[Sample], name: str) -> list[bool]:
+    """Return whose part `name` is 1; a reward without such a part is judged itself."""
+    values = [_find_part(sample, name) or ([sample.score.value] if sample.score else []) for sample in samples]
+    return [len(found) > 0 and all(abs(value - 1) < _NEARLY_ONE for value in found) for found in values]
+
+
+def _find_part(sample: Sample, name: str) -> list[float]:
+    parts = {} if sample.score is None else sample.score.parts
+    return [value for key, value in parts.items() if key == name or key.endswith(f"/{name}")]
 
 
 def _behaviour(sample: Sample) -> Sequence[float]:

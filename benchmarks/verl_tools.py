@@ -1,6 +1,6 @@
 """A verl command line with a Python tool, run to its end while the tool hangs once, raises once and says too much once.
 
-    python benchmarks/verl_tools.py DIRECTORY [--pretrain 300] [--steps 4]
+    python benchmarks/verl_tools.py DIRECTORY [--pretrain 300] [--steps 6]
 
 Makes a character model that calls a calculator, a tool as a user of verl writes it, its file, a data set and a reward
 function, all in DIRECTORY; then starts `headway train` with verl's keys and prints what the ledger, the event log and
@@ -20,6 +20,9 @@ import sys
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1]))
+
+from headway.monitor.event_files import read_event_log
+from headway.monitor.events import ErrorReport
 
 TEMPLATE = (
     "{{ bos_token }}{% if tools %}<system>{% for tool in tools %}{{ tool.function.name }}{% endfor %}{{ eos_token }}"
@@ -166,7 +169,7 @@ def make_command(folder: Path, steps: int) -> list[str]:
         *(sys.executable, "-m", "headway", "train", "-m", "verl.trainer.main_ppo", "algorithm.adv_estimator=grpo"),
         *(f"data.train_files={folder}/train.jsonl", "data.train_batch_size=4", "data.max_prompt_length=64"),
         *("data.max_response_length=256", f"actor_rollout_ref.model.path={folder}/model", "data.return_raw_chat=True"),
-        *("actor_rollout_ref.actor.optim.lr=1e-3", "actor_rollout_ref.actor.ppo_mini_batch_size=4"),
+        *("actor_rollout_ref.actor.optim.lr=1e-4", "actor_rollout_ref.actor.ppo_mini_batch_size=4"),
         *(f"{rollout}.name=sglang", f"{rollout}.mode=async", f"{rollout}.n=4", f"{rollout}.multi_turn.enable=True"),
         *(f"{rollout}.multi_turn.tool_config_path={folder}/tools.yaml", f"{rollout}.multi_turn.format=hermes"),
         *(f"{rollout}.multi_turn.max_assistant_turns=3", f"{rollout}.multi_turn.max_tool_response_length=16"),
@@ -181,15 +184,15 @@ def make_command(folder: Path, steps: int) -> list[str]:
 def report(folder: Path) -> None:
     """Print what the run kept: how samples ended, what went wrong, and one episode."""
     run = folder / "run"
-    ledger = sqlite3.connect(f"file:{next(run.glob('*.sqlite*'))}?mode=ro", uri=True)
-    tables = [name for (name,) in ledger.execute("select name from sqlite_master where type='table'")]
-    print("ledger:", {name: ledger.execute(f"select count(*) from {name}").fetchone()[0] for name in tables})
+    ledger = sqlite3.connect(f"file:{run / 'ledger.sqlite'}?mode=ro", uri=True)
+    for table in ("groups", "samples"):
+        rows = ledger.execute(f"select end, reason, count(*) from {table} group by 1, 2").fetchall()
+        print(f"{table}: {rows}")
     errors: dict[str, int] = {}
-    for file in sorted((run / "events").glob("*.jsonl")) or [run / "events.jsonl"]:
-        for line in file.read_text().splitlines():
-            if '"error"' in line:
-                message = re.sub(r"^\d+\.\d+: ", "", str(json.loads(line).get("message", line)))
-                errors[message] = errors.get(message, 0) + 1
+    for logged in read_event_log(run / "events"):
+        if isinstance(logged.event, ErrorReport):
+            message = re.sub(r"^\d+\.\d+: ", "", logged.event.message)
+            errors[message] = errors.get(message, 0) + 1
     for message, count in errors.items():
         print(f"{count} × {message}")
 
@@ -198,7 +201,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("directory", type=Path)
     parser.add_argument("--pretrain", type=int, default=300)
-    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=6)
     options = parser.parse_args()
     folder = options.directory.resolve()
     folder.mkdir(parents=True, exist_ok=True)

@@ -7,6 +7,7 @@ import json
 import sys
 import threading
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import pytest
 from headway.environments.environment_registry import make_environment
 from headway.environments.text_environment import Reply, read_traits
 from headway.environments.tools.toolbox import CutSide, shorten
-from headway.environments.tools.verl_stand_in import has_verl
+from headway.environments.tools.verl_stand_in import has_verl, remove_stand_in
 from headway.errors import ConfigError, EnvironmentFailed, RewardError
 from headway.rewards.base import get_task_data
 from headway.types import Episode, FinishReason, Generation, Task, Turn
@@ -112,8 +113,7 @@ ADDER_SCHEMA = {
 def forget_verl() -> Iterator[None]:
     """Take out what stands in for verl, which a worker process would keep."""
     yield
-    for name in [name for name in sys.modules if name.partition(".")[0] == "verl" and not has_verl()]:
-        del sys.modules[name]
+    remove_stand_in()
 
 
 def write_tool(directory: Path, code: str = PYTHON_TOOL) -> dict[str, Any]:
@@ -136,6 +136,16 @@ def test_a_class_written_for_verl_is_a_tool_without_verl(tmp_path: Path) -> None
     assert "adder.py:" in problem
     (module,) = [one for name, one in sys.modules.items() if getattr(one, "__file__", "") == str(tmp_path / "adder.py")]
     assert module.ENDED == [13]
+
+
+def test_environments_on_several_threads_share_one_object_of_a_class(tmp_path: Path) -> None:
+    slow = PYTHON_TOOL.replace("self.sums = {}", "__import__('time').sleep(0.02); ENDED.append(1)")
+    tool = write_tool(tmp_path, slow)
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda _: make_environment("tools", tools=[tool]), range(8)))
+    (module,) = [one for name, one in sys.modules.items() if getattr(one, "__file__", "") == str(tmp_path / "adder.py")]
+    assert module.ENDED == [1]
+    assert "verl" not in sys.modules or has_verl()
 
 
 def test_rewards_of_tools_reach_a_reward_function_of_verl() -> None:

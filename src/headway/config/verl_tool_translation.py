@@ -76,8 +76,10 @@ def find_missing_loop(values: dict[str, Any]) -> tuple[str, Any, str, str] | Non
 
 def translate_verl_tools(given: ForeignEntries, launch: LaunchArguments) -> None:
     """Replace the keys of rollouts in several turns by an environment of ours."""
+    given.take(f"{_ROLLOUT}.agent.default_agent_loop")  # its value is known, and tools or their absence decide
     if not asks_for_tools(given, launch):
         return
+    given.take(f"{_TURNS}.enable")
     source = f"{_TURNS}.enable"
     members, prompts = given.get(f"{_ROLLOUT}.n") or 1, given.take("data.train_batch_size")
     if isinstance(members, int) and isinstance(prompts, int) and given.get("rollout_batch_size") is None:

@@ -43,6 +43,8 @@ _BUILT_IN_SOURCES: dict[str, Callable[..., ToolSource]] = {
 }
 CutSide = Literal["left", "middle", "right"]
 """Which part of a long answer the policy sees: its beginning (`left`), its end (`right`), or both, as in verl."""
+_LONGEST_REFUSAL = 300
+"""Characters in which the policy is told why a call has no answer, however short the answers of tools are."""
 _CUT_TOOLS: set[str] = set()
 """Tools of this process whose answers have been cut before."""
 
@@ -96,9 +98,11 @@ class Toolbox:
         for call in calls:
             outcome, answer = await self._call_tool(call)
             counts[outcome] += 1
-            texts.append(shorten(answer.text, self._longest, self._cut_side))
+            is_ours = outcome != "called"
+            longest = max(self._longest, _LONGEST_REFUSAL) if is_ours else self._longest
+            texts.append(shorten(answer.text, longest, self._cut_side))
             name = call if isinstance(call, str) else call.name
-            if len(answer.text) > self._longest and name not in _CUT_TOOLS:
+            if len(answer.text) > longest and not is_ours and name not in _CUT_TOOLS:
                 _CUT_TOOLS.add(name)
                 told = f"answered with {len(answer.text)} characters, of which the policy sees {self._longest}"
                 problems.append(f"the tool {name} {told}; further such answers are not told")

@@ -10,12 +10,16 @@ Nothing else of verl is there: another import fails under its own name. The modu
 
 import importlib.util
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 from uuid import uuid4
 
+_LOCK = threading.Lock()
+_USERS: set[object] = set()
+"""Those who need the modules now."""
 _SCHEMA_NAMES = (
     *("OpenAIFunctionToolSchema", "OpenAIFunctionSchema", "OpenAIFunctionParametersSchema"),
     *("OpenAIFunctionPropertySchema", "OpenAIFunctionParsedSchema", "OpenAIFunctionCallSchema"),
@@ -97,22 +101,38 @@ def has_verl() -> bool:
 
 def install_verl() -> None:
     """Provide the modules from now on, unless verl is installed."""
-    if not has_verl():
-        sys.modules.update(_make_modules())
+    with _LOCK:
+        _USERS.add("for good")
+        _add_modules()
 
 
 @contextmanager
 def provide_verl() -> Iterator[None]:
-    """Provide the modules inside of the block, unless verl is installed or they are there already."""
-    if "verl" in sys.modules or has_verl():
-        yield
-        return
-    install_verl()
+    """Provide the modules inside of the block, unless verl is installed. Threads may be in it at the same time."""
+    user = object()
+    with _LOCK:
+        _USERS.add(user)
+        _add_modules()
     try:
         yield
     finally:
+        with _LOCK:
+            _USERS.discard(user)
+            if not _USERS:
+                remove_stand_in()
+
+
+def remove_stand_in() -> None:
+    """Take the modules out again."""
+    _USERS.clear()
+    if isinstance(sys.modules.get("verl"), _StandInModule):
         for name in [name for name in sys.modules if name.partition(".")[0] == "verl"]:
             del sys.modules[name]
+
+
+def _add_modules() -> None:
+    if not isinstance(sys.modules.get("verl"), _StandInModule) and not has_verl():
+        sys.modules.update(_make_modules())
 
 
 class _StandInModule(ModuleType):

@@ -12,6 +12,7 @@ import asyncio
 import importlib
 import inspect
 import json
+import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -28,6 +29,8 @@ from headway.user_code import import_object
 _RELEASE_S = 1.0
 """How long the end of an episode waits for `release`, which goes on by itself afterwards."""
 _STAND_IN = "without verl a tool may import BaseTool, schemas and rollout_trace_op of it; or install verl"
+_LOADING = threading.Lock()
+"""Environments are made on several threads, and a class is made once."""
 _RELEASING: set[asyncio.Task[None]] = set()
 
 
@@ -37,7 +40,7 @@ class VerlToolSource:
     def __init__(
         self, *, class_name: str, config: Mapping[str, Any] | None = None, tool_schema: Mapping[str, Any] | None = None
     ) -> None:
-        with provide_verl():
+        with provide_verl(), _LOADING:
             self._loaded = load_verl_tool(class_name, json.dumps(config or {}), json.dumps(tool_schema))
         self._kwargs: Mapping[str, Any] = {}
         self._instance: str | None = None

@@ -33,14 +33,14 @@ from headway.config.schema import Config
 from headway.config.simulation_config import SimulationConfig
 from headway.errors import ConfigError, ConfigErrors
 
-__all__ = [
-    "EVERY_TASK",
+__all__ = [  # noqa: RUF022
     "Config",
     "ConfigError",
     "ConfigErrors",
     "CustomEnvConfig",
     "DataArgs",
     "DerivedConfig",
+    "EVERY_TASK",
     "EnvManagerConfig",
     "GeneratingArgs",
     "ImportanceWeightConfig",

@@ -13,8 +13,9 @@ from statistics import fmean, stdev
 from typing import Literal
 
 from headway.algorithm_traits import ADVANTAGE_TRAITS
-from headway.config import EVERY_TASK, Config, GeneratingArgs, ReliabilityConfig, ResolvedConfig, RewardConfig
+from headway.config import Config, GeneratingArgs, ReliabilityConfig, ResolvedConfig, RewardConfig
 from headway.config.derivation import compute_bound, count_slots
+from headway.config.roles import EVERY_TASK
 from headway.errors import ConfigError
 from headway.types import SamplingParams, Task
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from headway.cli import main
 from headway.cli.code_trial import try_user_code
 from headway.config import load_config
 from headway.errors import ConfigError
@@ -69,3 +70,16 @@ def test_an_episode_that_cannot_fit_is_found(tmp_path: Path, monkeypatch: pytest
         try_code(**options)
     found = try_code(**options, sequence_length=256)
     assert found[0].endswith("tokens, an episode at most 256")
+
+
+def test_a_dry_run_refuses_a_directory_that_the_run_could_not_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(REWARDS)
+    Path("rows.jsonl").write_text('{"prompt": "1+2=", "answer": "3"}\n' * 4)
+    sizes = [f"{key}={value}" for key, value in SIZES.items()]
+    files = ["actor_train.data_args.file_name=rows.jsonl", "rewards.default.reward_fn=mine.py:fine"]
+    words = ["train", "--dry-run", "pretrain=tiny-sums", "processes=false", "output_dir=rows.jsonl", *sizes, *files]
+    assert main(words) == 2
+    assert "something that is no directory stands there" in capsys.readouterr().err

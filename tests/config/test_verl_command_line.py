@@ -209,6 +209,7 @@ def test_groups_of_one_are_not_centred() -> None:
 @pytest.mark.parametrize(
     ("word", "key", "value"),
     [
+        ("trainer.experiment_name=grpo/a", "output_dir", "./output/grpo-a"),
         ("actor_rollout_ref.model.lora_rank=0", "actor_train.model_args.lora_rank", None),
         ("data.truncation=left", "actor_train.data_args.too_long", "truncate"),
         ("data.filter_overlong_prompts=True", "actor_train.data_args.too_long", "drop"),

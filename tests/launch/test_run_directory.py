@@ -107,8 +107,9 @@ def test_a_run_does_not_become_another_one(
         directory.write_identity(configuration(), {"pretrain": "model", "data": "1", "weights": "a"})
         begin(tmp_path)
         before = (tmp_path / "config.yaml").read_text()
-        with pytest.raises(ConfigError, match=f"{key}.*was begun with"):
-            directory.write_identity(configuration(**options), identity)
+        for compare in (directory.write_identity, directory.compare_identity):
+            with pytest.raises(ConfigError, match=f"{key}.*was begun with"):
+                compare(configuration(**options), identity, {})
         assert (tmp_path / "config.yaml").read_text() == before
         directory.write_identity(configuration(max_steps=900), {"pretrain": "model", "data": "1", "weights": "a"})
     assert load_config(str(tmp_path / "config.yaml")).config.max_steps == 900

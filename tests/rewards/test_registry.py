@@ -61,7 +61,7 @@ def test_rewards_are_found_by_name() -> None:
         ("regex", {}, "pattern"),
         (f"{USER}:absent", {}, "has no 'absent'"),
         (f"{USER}:NUMBER", {}, "is a int, not a function"),
-        (f"{USER}:only_text", {}, "too many positional"),
+        (f"{USER}:only_text", {}, "called with a text and the row"),
         (f"{USER}:by_length", {"pre": 1}, "arguments of .*: per"),
         (f"{USER}:Own", {"x": 1}, "arguments of .*: value"),
         ("no.such.module:f", {}, "cannot be imported: ModuleNotFoundError"),

@@ -26,7 +26,7 @@ from headway.cli.command_line import ProgressLines, add_run_arguments, load_run_
 from headway.errors import ConfigError, HeadwayError
 from headway.extras import suggest_install
 from headway.flow.training_flow import RunSummary
-from headway.launch.training_session import PreparedRun, open_run_directory, prepare_run, run_training
+from headway.launch.training_session import PreparedRun, identify_run, open_run_directory, prepare_run, run_training
 from headway.monitor.event_files import read_event_log
 from headway.monitor.live_display import LiveDisplay
 from headway.monitor.report_page import render_report_page
@@ -86,7 +86,12 @@ def _train(args: argparse.Namespace, received: list[str]) -> int:
     if args.resume and not (prepared.directory / LEDGER_FILE).exists():
         raise ConfigError("there is no run to go on with", key="output_dir", value=str(prepared.directory))
     if args.dry_run:
-        print_introduction(prepared, 0, console)
+        directory = RunDirectory(prepared.directory)
+        directory.refuse_lost_ledger(prepared.checkpoints)
+        directory.compare_identity(prepared.resolved, *identify_run(prepared))
+        print_introduction(prepared, 0, console, directory.changes)
+        if directory.started:
+            console.print(f"there is a run in {directory.path}: it would go on", markup=False, soft_wrap=True)
         _print_plan(prepared, console)
         with ProgressLines("trying rewards and environments once"):
             lines = asyncio.run(try_user_code(prepared))
@@ -97,6 +102,7 @@ def _train(args: argparse.Namespace, received: list[str]) -> int:
         done, wanted = directory.count_trained_steps(), prepared.resolved.config.max_steps
         if done >= wanted:
             directory.save_open_samples()
+            _print_changes(directory.changes, console)
             print_finished(directory.path, done, console)
             return 0
         print_introduction(prepared, done, console, directory.changes)
@@ -157,6 +163,10 @@ def print_introduction(
         console.print(f"note: {note}", soft_wrap=True, markup=False)
     if done:
         console.print(f"going on from step {done}", markup=False)
+    _print_changes(changes, console)
+
+
+def _print_changes(changes: Sequence[OptionChange], console: Console) -> None:
     for change in changes:
         console.print(f"changed since the last start: {change}", soft_wrap=True, markup=False)
 

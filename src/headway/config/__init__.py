@@ -21,7 +21,6 @@ from headway.config.config_blocks import (
 from headway.config.config_loading import load_config
 from headway.config.resolved_config import DerivedConfig, ResolvedConfig
 from headway.config.roles import (
-    EVERY_TASK,
     DataArgs,
     GeneratingArgs,
     OptimizerArgs,
@@ -33,14 +32,13 @@ from headway.config.schema import Config
 from headway.config.simulation_config import SimulationConfig
 from headway.errors import ConfigError, ConfigErrors
 
-__all__ = [  # noqa: RUF022
+__all__ = [
     "Config",
     "ConfigError",
     "ConfigErrors",
     "CustomEnvConfig",
     "DataArgs",
     "DerivedConfig",
-    "EVERY_TASK",
     "EnvManagerConfig",
     "GeneratingArgs",
     "ImportanceWeightConfig",

@@ -96,6 +96,8 @@ def translate_verl(
     _note_clip(given)
     _translate_epochs(given)
     _translate_trackers(given)
+    if isinstance(name := given.get("trainer.experiment_name"), str) and (name := name.replace("/", "-").strip(". ")):
+        given.give("output_dir", f"./output/{name}", "trainer.experiment_name")  # one directory for each, as there
     for role, key in (("actor_train", _ACTOR), ("critic", "critic")):
         _translate_warmup(given, role, key)
         _translate_optimizer(given, role, key)

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, TypeVar
 
-from headway.config import EVERY_TASK, DataArgs, RewardConfig, TrainingDataArgs
+from headway.config import DataArgs, RewardConfig, TrainingDataArgs
+from headway.config.roles import EVERY_TASK
 from headway.data.data_entries import DataEntry
 from headway.data.prompts import MISSING, Message, PromptBuilder, PromptTokenizer, get_column
 from headway.data.task_table import TaskTable

@@ -186,19 +186,22 @@ def open_run_directory(prepared: PreparedRun) -> Iterator[RunDirectory]:
     with RunDirectory(prepared.directory) as directory:
         resume = prepared.resolved.config.resume
         directory.refuse_lost_ledger(prepared.checkpoints)
-        if directory.started and resume == "never":
-            problem, hint = "holds a run already, and resume is never", "choose another output_dir, or resume: auto"
-            raise ConfigError(problem, key="output_dir", value=str(directory.path), hint=hint)
+        identity = identify_run(prepared)
+        directory.compare_identity(prepared.resolved, *identity)  # what is refused makes no directory for checkpoints
         _check_disk_space(prepared)
-        sources, contents = prepared.sources, hash_reward_code(prepared.resolved)
-        if sources.validation is not None:
-            contents["the held-out data"] = sources.validation.fingerprint()
-        model = prepared.policy.path
-        identity = {"pretrain": str(model), WEIGHTS: hash_weights(model), "data": sources.train.fingerprint()}
-        directory.write_identity(prepared.resolved, identity, contents)
+        directory.write_identity(prepared.resolved, *identity)
         if not directory.started and resume not in ("auto", "never"):
             directory.start_from_checkpoint(Path(resume).expanduser())
         yield directory
+
+
+def identify_run(prepared: PreparedRun) -> tuple[dict[str, str], dict[str, str]]:
+    """Return what a resumed run cannot change, and hashes of what its options name."""
+    sources, contents = prepared.sources, hash_reward_code(prepared.resolved)
+    if sources.validation is not None:
+        contents["the held-out data"] = sources.validation.fingerprint()
+    model = prepared.policy.path
+    return {"pretrain": str(model), WEIGHTS: hash_weights(model), "data": sources.train.fingerprint()}, contents
 
 
 def _check_disk_space(prepared: PreparedRun) -> None:

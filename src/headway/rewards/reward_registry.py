@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headway.config import EVERY_TASK, Config, RewardConfig
+from headway.config import Config, RewardConfig
 from headway.config.reward_model_choice import get_reward_function, is_served_here
+from headway.config.roles import EVERY_TASK
 from headway.errors import ConfigError, RewardError
 from headway.processes.child_process import choose_memory_limit_mb
 from headway.registry import REWARDS
@@ -250,6 +251,13 @@ def _check_arguments(
     try:
         (signature.bind_partial if partial else signature.bind)(*leading, **given)
     except TypeError as error:
+        if leading:
+            try:
+                signature.bind_partial(*leading)
+            except TypeError:
+                problem = f"has the parameters {signature}, and is called with a text and the row of its task"
+                hint = "def reward(text, row); functions for TRL and verl are known by completions, solution_str"
+                raise ConfigError(problem, key="reward_fn", value=name, hint=hint) from error
         takes = ", ".join(list(signature.parameters)[len(leading) :]) or "none"
         hint = f"arguments of {name}: {takes}"
         raise ConfigError(f"{name}: {error}", key="reward_args", value=given, hint=hint) from error

@@ -164,11 +164,26 @@ class RunDirectory:
     def write_identity(
         self, resolved: ResolvedConfig, identity: Mapping[str, Any], contents: Mapping[str, str] | None = None
     ) -> None:
-        """Write the configuration and what identifies the run. `contents` are hashes of what its options name.
+        """Write the configuration and what identifies the run, after `compare_identity`."""
+        wanted = self.compare_identity(resolved, identity, contents or {})
+        wanted |= {"contents": contents or {}, WORKING_DIRECTORY: str(Path.cwd())}
+        _write_atomically(self.path / IDENTITY_FILE, json.dumps(wanted, indent=2) + "\n")
+        config = yaml.safe_dump(make_config_tree(resolved), sort_keys=False, allow_unicode=True)
+        _write_atomically(self.path / CONFIG_FILE, config)
+        write_config_origins(self.path, resolved)
 
-        Raises `ConfigError` where another run started here, or this one with another reward.
+    def compare_identity(
+        self, resolved: ResolvedConfig, identity: Mapping[str, Any], contents: Mapping[str, str]
+    ) -> dict[str, Any]:
+        """Return what identifies the run, and note `changes`. `contents` are hashes of what its options name.
+
+        Raises `ConfigError` where another run started here, or this one with another reward. Writes nothing.
         """
-        contents = contents or {}
+        if self.path.exists() and not self.path.is_dir():
+            raise _make_unwritable_error("output_dir", self.path, NotADirectoryError())
+        if self.started and resolved.config.resume == "never":
+            problem, hint = "holds a run already, and resume is never", "choose another output_dir, or resume: auto"
+            raise ConfigError(problem, key="output_dir", value=str(self.path), hint=hint)
         wanted = {**identity, **{key: get_at_key(resolved.config, key) for key in _FIXED_OPTIONS}}
         path = self.path / IDENTITY_FILE
         if self.started and path.exists():
@@ -183,11 +198,7 @@ class RunDirectory:
             if not resolved.config.accept_changed_reward:
                 refuse_changed_reward(changes, self.path)
             self.changes, wanted = tuple(changes), {**wanted, **written}
-        wanted |= {"contents": contents, WORKING_DIRECTORY: str(Path.cwd())}
-        _write_atomically(path, json.dumps(wanted, indent=2) + "\n")
-        config = yaml.safe_dump(make_config_tree(resolved), sort_keys=False, allow_unicode=True)
-        _write_atomically(self.path / CONFIG_FILE, config)
-        write_config_origins(self.path, resolved)
+        return wanted
 
 
 def write_config_origins(directory: Path, resolved: ResolvedConfig) -> None:

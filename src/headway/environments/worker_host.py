@@ -125,11 +125,11 @@ class WorkerEpisodeSlot:
 
     async def reset(self, seed: int, data: Mapping[str, Any]) -> Reply:
         assert self._worker is not None
-        return Reply(**await self._worker.call("reset", self._number, seed, JsonValue(dict(data))))
+        return _read_reply(await self._worker.call("reset", self._number, seed, JsonValue(dict(data))))
 
     async def step(self, action: str) -> Reply:
         assert self._worker is not None
-        return Reply(**await self._worker.call("step", self._number, action))
+        return _read_reply(await self._worker.call("step", self._number, action))
 
     async def locate(self) -> str:
         """Return ` in function at file:line` for a call that takes long, or nothing."""
@@ -153,6 +153,11 @@ class WorkerEpisodeSlot:
             await worker.end(f"was ended, because it did not release an episode within {_RELEASE_TIMEOUT_S:g} s")
         finally:
             await self._host.free_slot(worker)
+
+
+def _read_reply(fields: Mapping[str, Any]) -> Reply:
+    """Return the reply that a worker sent as JSON, which knows no tuples."""
+    return Reply(**{**fields, "tools": tuple(fields["tools"]), "tool_answers": tuple(fields["tool_answers"])})
 
 
 class EnvironmentWorker:

@@ -1,6 +1,6 @@
 """A verl command line with a Python tool, run to its end while the tool hangs once, raises once and says too much once.
 
-    python benchmarks/verl_tools.py DIRECTORY [--pretrain 300] [--steps 6]
+    python benchmarks/verl_tools.py DIRECTORY [--pretrain 300] [--steps 40]
 
 Makes a character model that calls a calculator, a tool as a user of verl writes it, its file, a data set and a reward
 function, all in DIRECTORY; then starts `headway train` with verl's keys and prints what the ledger, the event log and
@@ -189,7 +189,7 @@ def report(folder: Path) -> None:
         rows = ledger.execute(f"select end, reason, count(*) from {table} group by 1, 2").fetchall()
         print(f"{table}: {rows}")
     errors: dict[str, int] = {}
-    for logged in read_event_log(run / "events"):
+    for logged in read_event_log(run):
         if isinstance(logged.event, ErrorReport):
             message = re.sub(r"^\d+\.\d+: ", "", logged.event.message)
             errors[message] = errors.get(message, 0) + 1
@@ -201,7 +201,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("directory", type=Path)
     parser.add_argument("--pretrain", type=int, default=300)
-    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--steps", type=int, default=40)
     options = parser.parse_args()
     folder = options.directory.resolve()
     folder.mkdir(parents=True, exist_ok=True)

@@ -93,7 +93,12 @@ def test_what_follows_from_an_override_follows_anew_when_a_run_goes_on(tmp_path:
     ("identity", "options", "key"),
     [
         ({"pretrain": "other", "data": "1"}, {}, "pretrain"),
-        ({"pretrain": "model", "data": "2"}, {}, "data"),
+        ({"pretrain": "model", "data": "2"}, {}, "data = 'the contents of the files changed'"),
+        (
+            {"pretrain": "model", "data": "2"},
+            {"rewards": {"mine": {"reward_fn": "exact"}}},
+            "data = 'rewards.mine.*exact",
+        ),
         ({"pretrain": "model", "data": "2"}, {"seed": 8}, "seed: 42 .* 8.*other tasks|seed"),
         ({"pretrain": "model", "data": "1", "weights": "b"}, {}, "pretrain = 'its files changed'"),
         ({"pretrain": "model", "data": "1"}, {"num_return_sequences_in_group": 8}, "num_return_sequences_in_group"),

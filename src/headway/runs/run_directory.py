@@ -225,7 +225,9 @@ def _make_identity_error(
     """Return the error about what a run cannot change. Tasks and weights are known by a hash, which is not told."""
     problem = f"the run in {path} was begun with {before!r}"
     if key == "data":
-        told = "; ".join(str(change) for change in changes if "data_args" in change.key or change.key == "seed")
+        of_data = [change for change in changes if "data_args" in change.key or change.key == "seed"]
+        of_rewards = [change for change in changes if change.key.startswith("rewards.")]  # they name domains of tasks
+        told = "; ".join(str(change) for change in of_data or of_rewards)
         problem, value = f"the run in {path} was begun with other tasks", told or "the contents of the files changed"
     if key == WEIGHTS:
         problem, key, value = f"the run in {path} was begun with other weights there", "pretrain", "its files changed"

@@ -22,6 +22,7 @@ from headway.engines.base import Progress
 from headway.engines.servers.directory_receiver import VersionDirectoryWriter
 from headway.engines.servers.server_dialect import is_tie
 from headway.engines.servers.server_engine import ServerEngine
+from headway.engines.servers.server_process import ReportEnd, ServerHandle
 from headway.errors import ConfigError, EngineCrashed, EngineError, TransferError
 from headway.monitor.event_log import EventLog
 from headway.rollout.inference_hub import InferenceHub
@@ -230,6 +231,34 @@ def test_an_engine_that_is_closed_while_its_server_comes_up_waits_no_longer(kind
             await starting
 
     on_a_site(kind, scenario)
+
+
+def test_a_server_that_is_launched_while_its_engine_is_closed_is_ended() -> None:
+    class Launching(ServerHandle):
+        def __init__(self) -> None:
+            super().__init__("http://127.0.0.1:9")
+            self.asked, self.launch, self.runs = asyncio.Event(), asyncio.Event(), False
+
+        async def start(self, on_end: ReportEnd) -> None:
+            self.asked.set()
+            await self.launch.wait()
+            self.runs = True
+
+        async def close(self) -> None:
+            self.runs = False
+
+    async def scenario(site: Site) -> None:
+        server = Launching()
+        engine = site.over(server, "engine/0", FAST)
+        starting = asyncio.create_task(engine.start())
+        await server.asked.wait()
+        await engine.close()
+        server.launch.set()
+        with pytest.raises(EngineCrashed, match="engine/0 is closed"):
+            await starting
+        assert not server.runs
+
+    on_a_site("vllm", scenario)
 
 
 @both

@@ -24,8 +24,7 @@ from headway.models.policy_info import PolicyInfo
 from headway.placement.adapter_serving import count_version_parameters
 from headway.placement.component_places import count_memory_share, let_engines_sleep
 from headway.placement.memory_budget import choose_weight_sets
-from headway.placement.memory_model import WEIGHT_SETS
-from headway.placement.memory_needs import count_engine_slots
+from headway.placement.memory_model import WEIGHT_SETS, count_engine_slots
 from headway.placement.placement import LENT_ENGINE, Placement, make_visible_devices_env
 from headway.placement.server_requirements import uses_external_engines
 from headway.processes.base import ChildSpec

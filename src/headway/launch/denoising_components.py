@@ -27,7 +27,7 @@ from headway.launch.components import (
 )
 from headway.launch.rank_components import describe_rank, make_remote_trainer
 from headway.models.policy_info import PolicyInfo
-from headway.placement.memory_needs import count_engine_slots
+from headway.placement.memory_model import count_engine_slots
 from headway.placement.trainer_ranks import make_rank_layout
 from headway.trainers.base import Trainer
 from headway.weights.transports import ReceiverEnd, make_transport, select_wire_dtype

@@ -40,7 +40,7 @@ from headway.placement.component_places import (
     let_engines_sleep,
     list_scorer_replicas,
 )
-from headway.placement.memory_needs import count_engine_slots, count_prefix_tokens
+from headway.placement.memory_model import count_engine_slots, count_prefix_tokens
 from headway.placement.placement import Placement
 from headway.placement.server_requirements import uses_external_engines, uses_in_process_vllm
 from headway.placement.trainer_ranks import make_rank_layout

@@ -22,13 +22,12 @@ from headway.placement.machine import Machine
 from headway.placement.memory_model import (
     GIB,
     HOST,
+    MAX_SLOTS,
     WEIGHT_SETS,
     MemoryModel,
     divide_rest_among_judges,
 )
 
-MOST_SLOTS = 512
-"""Most requests that an engine decodes together on a GPU: beyond this a step gets slower as fast as it gets wider."""
 _USABLE_SHARE = 0.95
 """Share of a card that is planned with; the rest is for fragments, and for what an estimate misses."""
 _ROOMY_SHARE = 0.3
@@ -316,7 +315,7 @@ def _count_wanted_sequences(places: Mapping[str, ComponentPlace], model: MemoryM
     derived, engines = model.resolved.derived, sum(name.startswith("engine/") for name in places)
     in_flight = (derived.slots + derived.additional_groups) * derived.members_started
     given = model.resolved.config.actor_infer.strategy_args.strategy_config.max_num_seqs
-    return max(1, min(given or MOST_SLOTS, -(-in_flight // max(engines, 1))))
+    return max(1, min(given or MAX_SLOTS["cuda"], -(-in_flight // max(engines, 1))))
 
 
 # -- what does not fit, and what would

@@ -22,6 +22,8 @@ GIB = 1 << 30
 _HEAP_VERSIONS = 2
 _BROADCAST_VERSIONS = 2
 """Versions that an engine holds when they are broadcast; a delta transfer keeps one more."""
+MAX_SLOTS: Mapping[Device, int] = {"cpu": 64, "cuda": 512}
+"""Most requests that an engine decodes together: beyond this a step gets slower as fast as it gets wider."""
 WEIGHT_SETS = 2
 """Copies of an engine's weights: those that are served, and those that arrive."""
 JUDGE_PROMPT_TOKENS = 1024
@@ -218,3 +220,20 @@ def count_judge_cache(model: MemoryModel, place: ComponentPlace) -> int:
     if not place.name.startswith("reward/") or not place.devices:
         return 0
     return model.estimate_reward(place.name.split("/")[1], len(place.devices)).get("KV", 0)
+
+
+def count_engine_slots(resolved: ResolvedConfig, device: Device) -> int:
+    """Return how many requests an engine decodes together: `max_num_seqs`, or every sample that can be in flight."""
+    derived = resolved.derived
+    wanted = resolved.config.actor_infer.strategy_args.strategy_config.max_num_seqs
+    return wanted or min((derived.slots + derived.additional_groups) * derived.members_started, MAX_SLOTS[device])
+
+
+def count_prefix_tokens(resolved: ResolvedConfig, device: Device) -> int:
+    """Return the tokens of KV cache beside the slots.
+
+    They hold prompts that groups share, and episodes that wait for their environments.
+    """
+    slots, longest = count_engine_slots(resolved, device), resolved.derived.sequence_length
+    multi_turn = any(custom.history for custom in resolved.config.custom_envs.values())
+    return max(slots // 2 if multi_turn else slots // 8, 1) * longest

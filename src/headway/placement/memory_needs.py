@@ -14,14 +14,10 @@ from headway.models.model_shapes import ModelShape, find_model_shape
 from headway.models.policy_info import PolicyInfo
 from headway.placement.component_places import SCORERS, make_rank_names
 from headway.placement.memory_budget import choose_weight_sets
-from headway.placement.memory_model import HOST, MemoryModel
+from headway.placement.memory_model import HOST, MemoryModel, count_engine_slots, count_prefix_tokens
 from headway.placement.placement import LENT_ENGINE, Placement, make_memory_model
 from headway.placement.server_requirements import uses_external_engines
 from headway.trainers.sharded.rank_layout import RankCoordinates
-from headway.weights.transports import Device
-
-MAX_SLOTS: Mapping[Device, int] = {"cpu": 64, "cuda": 512}
-"""Most requests that an engine decodes together: beyond this a step gets slower as fast as it gets wider."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,20 +169,3 @@ def _count_critic_parameters(resolved: ResolvedConfig, policy: PolicyInfo) -> in
     from headway.models.model_loading import count_parameters
 
     return count_parameters(policy.critic)
-
-
-def count_engine_slots(resolved: ResolvedConfig, device: Device) -> int:
-    """Return how many requests an engine decodes together: `max_num_seqs`, or every sample that can be in flight."""
-    derived = resolved.derived
-    wanted = resolved.config.actor_infer.strategy_args.strategy_config.max_num_seqs
-    return wanted or min((derived.slots + derived.additional_groups) * derived.members_started, MAX_SLOTS[device])
-
-
-def count_prefix_tokens(resolved: ResolvedConfig, device: Device) -> int:
-    """Return the tokens of KV cache beside the slots.
-
-    They hold prompts that groups share, and episodes that wait for their environments.
-    """
-    slots, longest = count_engine_slots(resolved, device), resolved.derived.sequence_length
-    multi_turn = any(custom.history for custom in resolved.config.custom_envs.values())
-    return max(slots // 2 if multi_turn else slots // 8, 1) * longest

@@ -63,7 +63,7 @@ PREPOSITIONS = frozenset(
     )
 )
 """Words that no docstring begins with: what it describes has a name, and comes first."""
-MOST_LINES, MOST_FILES = 76_990, 471
+MOST_LINES, MOST_FILES = 77_100, 474
 """Of the whole package."""
 MOST_FILES_OF_THE_ROOT = 12
 """Of `launch`, the composition root: what it puts together belongs to other packages."""

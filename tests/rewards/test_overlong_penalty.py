@@ -41,7 +41,8 @@ def test_a_reward_with_a_star_is_added_to_the_reward_of_every_task(domain: str) 
     assert asyncio.run(reward.score(answer_of_length(100, domain))).value == 0.5
 
 
-def test_a_reward_with_a_star_alone_is_no_reward_of_a_task() -> None:
+def test_a_reward_with_a_star_is_no_reward_of_a_task_that_others_do_not_claim() -> None:
     penalty = RewardConfig(reward_fn="overlong", tag_included=("*",), reward_args=ARGUMENTS)
+    math = RewardConfig(reward_fn="numeric", tag_included=("math",))
     with pytest.raises(RewardError, match="no reward for the domain"):
-        asyncio.run(make_rewards({"overlong": penalty}).score(answer_of_length(100)))
+        asyncio.run(make_rewards({"overlong": penalty, "math": math}).score(answer_of_length(100, "geography")))

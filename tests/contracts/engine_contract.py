@@ -100,7 +100,7 @@ class EngineContract(ABC):
             assert engine.receiver.version == 1
             assert await task is FinishReason.STOP
             self.whole(progress)
-            assert [run.version for run in progress.runs] == [0, 1]
+            assert [run.version for run in progress.runs] == [0, 1], progress.runs
 
         self.run(scenario())
 
